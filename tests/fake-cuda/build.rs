@@ -28,14 +28,14 @@ fn main() -> Result<()> {
     fs::write(&generated, program(&prelude, &files)?)?;
     let mut build = cc::Build::new();
     if env::var("CARGO_CFG_TARGET_ARCH")? == "x86_64" {
-        // Conversions of f16 and fma by instructions.
+        // Converts f16 and computes fma by instructions.
         build.flag("-march=x86-64-v3");
     }
     build
         .cpp(true)
         .std("c++17")
         .opt_level(2)
-        // Only explicit fma, as NVRTC is told; and u32 loads of what is stored as u16.
+        // Only explicit fma, as for NVRTC; and u32 loads of values that are stored as u16.
         .flag("-ffp-contract=off")
         .flag("-fno-strict-aliasing")
         .flag("-Wno-unknown-pragmas")
@@ -66,7 +66,8 @@ fn program(prelude: &Path, files: &[PathBuf]) -> Result<String> {
     Ok(program)
 }
 
-/// The kernels of a file: most threads of a block, name. They are written `KERNEL(256) name(...`.
+/// The kernels of a file, which are written `KERNEL(256) name(...`: largest number of threads of a
+/// block, and name.
 fn kernels_of(source: &str) -> Vec<(&str, &str)> {
     let starts = source.split("\nKERNEL(").skip(1);
     starts

@@ -1,9 +1,9 @@
 //! Host memory on chosen NUMA nodes.
 //!
 //! The order matters. Threads are bound first. Then addresses are mapped, at 2 MiB, huge pages are
-//! requested, and the kernel receives the nodes. Each thread, on its own cores, then brings in its
-//! own slice, and samples are looked up. Only then may CUDA register the memory, since pinned pages
-//! never move again.
+//! requested, and the kernel receives the nodes. Each thread, on its own cores, then touches its
+//! own slice, which allocates the pages, and the nodes of sample pages are looked up. Only then may
+//! CUDA register the memory, since pinned pages never move again.
 #![expect(unsafe_code, reason = "maps memory, advises the kernel about it, and unmaps it")]
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::{Error, ascending, format_bytes, format_cpu_list};
 
 /// Bytes of a small page.
 const PAGE: usize = 4096;
-/// Bytes of a huge page. An arena starts at a multiple of it.
+/// Bytes of a huge page, and alignment of an arena's start.
 const HUGE: usize = 2 << 20;
 /// Largest number of bytes of one madvise. Between two calls another thread can be scheduled.
 const POPULATE_STEP: usize = 256 << 20;
@@ -113,15 +113,15 @@ impl fmt::Display for ArenaReport {
 }
 
 impl Arena {
-    /// Maps `bytes` zeroed bytes for `nodes`; one thread per CPU of `cpus` brings in its slice.
-    /// Without nodes nothing is bound; without CPUs the pages come in at their first use. Returns
-    /// after all threads have ended.
+    /// Maps `bytes` zeroed bytes for `nodes`; one thread per CPU of `cpus` allocates the pages of
+    /// its slice. Without nodes nothing is bound; without CPUs the first use of a page allocates
+    /// it. Returns after all threads have ended.
     ///
     /// The caller should bind its thread first. Containers often refuse to bind memory; the first
     /// touch by bound threads then has the same effect, and the report says so.
     ///
     /// # Errors
-    /// Memory cannot be mapped, or cannot be brought in.
+    /// If memory cannot be mapped, or its pages cannot be allocated.
     pub fn new(bytes: usize, nodes: &[u32], cpus: &[u32]) -> Result<Self, Error> {
         Self::with_parts(bytes, nodes, cpus, &[])
     }
@@ -164,7 +164,7 @@ impl Arena {
     }
 
     /// Reserves `bytes` of address space for a caller that touches few of them. The kernel sets no
-    /// memory aside, and the first touch of a word does not bring in 2 MiB.
+    /// memory aside, and the first touch of a word does not allocate 2 MiB.
     ///
     /// # Errors
     /// As [`Arena::new`].
@@ -249,7 +249,7 @@ impl Arena {
         Ok(Ok(()))
     }
 
-    /// Brings in all pages: each thread is bound to one CPU and touches its own slice, as the later
+    /// Allocates all pages: each thread is bound to one CPU and touches its own slice, as the later
     /// worker threads do.
     fn touch(&mut self, cpus: &[u32]) -> io::Result<()> {
         let pages = self.mapped / HUGE;
@@ -263,7 +263,7 @@ impl Arena {
             let (offset, bytes) = slice(index);
             let cpu = cpus[index * cpus.len() / threads];
             move || {
-                // An unbound thread still brings the pages in; `verify` shows where.
+                // An unbound thread still allocates the pages; `verify` shows where.
                 let bound = crate::bind_current_thread(&[cpu]).is_ok();
                 start.populate(offset, bytes).map(|()| bound.then_some(cpu))
             }
@@ -330,7 +330,7 @@ struct Address(*mut u8);
 unsafe impl Send for Address {}
 
 impl Address {
-    /// Brings in a slice of fresh pages.
+    /// Allocates the pages of a slice by touching them.
     fn populate(self, offset: usize, bytes: usize) -> io::Result<()> {
         let mut done = 0;
         while done < bytes {

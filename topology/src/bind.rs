@@ -34,8 +34,8 @@ pub(crate) struct LiveMachine {
 }
 
 impl LiveMachine {
-    /// The live machine of this process. Loading takes milliseconds, more on a large box, and
-    /// happens once.
+    /// The live machine of this process. It is loaded once, which needs milliseconds, more on a
+    /// large box.
     pub(crate) fn get() -> Result<&'static Self, Error> {
         static LIVE: OnceLock<LiveMachine> = OnceLock::new();
         if let Some(live) = LIVE.get() {

@@ -120,7 +120,8 @@ fn homes(
     seats.iter().map(&mut home).collect()
 }
 
-/// The home that takes over a node without seats: on the same socket, or with `all_sockets` on any.
+/// The home that gets a node without seats: on the same socket, or with `all_sockets` on any
+/// socket.
 fn nearest_home(
     machine: &Machine,
     groups: &BTreeMap<u32, Group>,

@@ -1,6 +1,6 @@
 //! The kinds of cores that hwloc distinguishes, such as fast and efficient cores. hwloc has them
 //! since 2.4: the functions are looked up in the loaded library. With an older library all cores
-//! are alike.
+//! are of one kind.
 #![expect(unsafe_code, reason = "calls functions of hwloc that an older library lacks")]
 
 use std::ffi::{c_int, c_uint, c_ulong, c_void};

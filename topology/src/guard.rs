@@ -11,7 +11,7 @@ const MOST_BYTES: usize = 64 << 20;
 const MOST_TAGS: usize = 400_000;
 const MOST_DEPTH: usize = 64;
 const MOST_OBJECTS_IN_A_MATRIX: u64 = 1024;
-/// Largest attribute in characters. A set of 16,384 CPUs takes 5,600.
+/// Largest attribute in characters. A set of 16,384 CPUs has 5,600.
 const MOST_IN_AN_ATTRIBUTE: usize = 16 << 10;
 
 /// Refuses text that is no hwloc 2 topology, in one pass.
@@ -69,7 +69,7 @@ pub(crate) fn check(text: &str) -> Result<(), Error> {
     }
 }
 
-/// Refuses a synthetic description that is long or asks for more CPUs than any box has.
+/// Refuses a synthetic description that is long or describes more CPUs than any box has.
 pub(crate) fn check_synthetic(text: &str) -> Result<(), Error> {
     if text.len() > 4096 {
         return refuse("the description is longer than 4096 characters");

@@ -197,7 +197,7 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// Loads a topology. This takes milliseconds for a file, more for a large live box.
+    /// Loads a topology, in milliseconds for a file, more for a large live box.
     pub(crate) fn load(input: Input<'_>) -> Result<Self, Error> {
         check_library()?;
         let mut raw = ptr::null_mut();

@@ -10,7 +10,8 @@ impl CoreKind {
 }
 
 impl Machine {
-    /// The kinds of the box's cores as text, the fastest first; `None` if all cores are alike.
+    /// The kinds of the box's cores as text, the fastest first; `None` if all cores are of one
+    /// kind.
     pub fn kinds_of_cores(&self) -> Option<String> {
         if self.core_kinds.len() < 2 {
             return None;

@@ -35,7 +35,8 @@ pub struct Machine {
     /// The physical cores, neighbours in caches next to each other, including those that a cgroup
     /// denies.
     pub cores: Vec<Core>,
-    /// The kinds of cores, the fastest first; empty if all are alike or their speeds are unknown.
+    /// The kinds of cores, the fastest first; empty if all are of one kind or their speeds are
+    /// unknown.
     #[serde(default)]
     pub core_kinds: Vec<CoreKind>,
     /// The CPUs that this process may use (its cgroup and its inherited binding), ascending.
@@ -88,7 +89,8 @@ pub struct Core {
     pub package: Option<u32>,
     /// Number of the last-level cache. Cores that share it have the same number.
     pub l3: Option<u32>,
-    /// Index in [`Machine::core_kinds`]; `None` if all cores are alike or their kinds are unknown.
+    /// Index in [`Machine::core_kinds`]; `None` if all cores are of one kind or their kinds are
+    /// unknown.
     #[serde(default)]
     pub kind: Option<usize>,
 }
@@ -96,7 +98,7 @@ pub struct Core {
 /// One kind of cores, if a box has several kinds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreKind {
-    /// Its name, such as `IntelAtom`, if there is one.
+    /// Its name, such as `IntelAtom`, if hwloc reports a name.
     pub name: Option<String>,
     /// Highest frequency in MHz. If the box does not report it: the base frequency in MHz, or a
     /// relative capacity.
@@ -123,7 +125,7 @@ pub struct Gpu {
     pub numa_node: Option<u32>,
 }
 
-/// Largest size of an hwloc export in bytes. An export of the largest machines has a tenth of it.
+/// Largest size of an hwloc export in bytes. An export of the largest machines is a tenth as large.
 const LONGEST_XML: u64 = 64 << 20;
 
 impl Machine {

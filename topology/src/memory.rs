@@ -29,7 +29,8 @@ pub(crate) fn total_memory_under(root: &Path) -> Option<u64> {
 /// Text of a kernel file in proc or sys; `None` if it cannot be read.
 #[expect(clippy::disallowed_methods, reason = "the crate is below `files`: the limit is here")]
 pub(crate) fn kernel_text(file: &Path) -> Option<String> {
-    /// Largest number of bytes to read; a machine with a thousand cores has files of a tenth of it.
+    /// Largest number of bytes to read; the files of a machine with a thousand cores are a tenth as
+    /// large.
     const LONGEST: u64 = 32 << 20;
     let mut text = String::new();
     File::open(file).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;

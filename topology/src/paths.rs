@@ -133,7 +133,7 @@ impl Machine {
         self.host_gb_per_s(gpu, &Vec::from_iter(0..self.gpus.len()))
     }
 
-    /// How GPU `a` reaches GPU `b`: by NVLink if there is any, else by [`Machine::pcie_path`].
+    /// Path from GPU `a` to GPU `b`: NVLink if they have links, else [`Machine::pcie_path`].
     pub fn path(&self, a: usize, b: usize) -> Path {
         if a == b {
             return Path::Same;

@@ -155,7 +155,7 @@ pub struct PciNode {
     /// Its parent's index in [`Machine::pci`](crate::Machine::pci).
     pub parent: Option<usize>,
     /// Steps from the host bridge. The host bridge is at 0, a root port at 1, a switch's upper port
-    /// at 2, its lower ones at 3.
+    /// at 2, its lower ports at 3.
     pub depth: usize,
     /// The NUMA node next to it; `None` if unknown or if there are several.
     pub numa_node: Option<u32>,

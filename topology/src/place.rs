@@ -73,7 +73,7 @@ pub struct RankPlace {
     /// Nodes and bytes of the staging buffers that `numa_node` does not hold; usually empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub far_staging: Vec<(u32, u64)>,
-    /// The nodes of its optimizer states: those of its cores. Never empty.
+    /// The nodes of its optimizer states, which are the nodes of its cores. Never empty.
     pub state_nodes: Vec<u32>,
     /// One logical CPU of each of its physical cores, for the threads that update parameters.
     pub worker_cpus: Vec<u32>,

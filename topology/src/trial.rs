@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::Error;
 use crate::guard::refuse;
 
-/// Seconds after which the child is killed. A DGX A100 takes 0.02.
+/// Seconds after which the child is killed. A DGX A100 needs 0.02.
 const LONGEST: u32 = 20;
 
 /// Runs `load` in a child process, and refuses the description if the child dies.

@@ -28,8 +28,8 @@ pub struct Distance {
 /// Names of the states of a tensor.
 pub const STATE_NAMES: [&str; 4] = STATES;
 
-/// The checkpoints that `path` names, oldest first: `path` itself, or those of a run directory or a
-/// checkpoint folder.
+/// The checkpoints that `path` names, oldest first: `path` itself, or all checkpoints of a run
+/// directory or a checkpoint folder.
 ///
 /// # Errors
 /// [`CheckpointError::Io`] if `path` is none of them or contains no checkpoint.
@@ -52,10 +52,10 @@ pub fn checkpoints_of(path: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 }
 
 /// The newest complete checkpoint that `path` names, all bytes checked, and the faults of newer
-/// ones.
+/// checkpoints.
 ///
 /// # Errors
-/// If no checkpoint is complete: the error of the newest one.
+/// If no checkpoint is complete: the error of the newest checkpoint.
 pub fn open_newest(path: &Path) -> Result<(Checkpoint, Vec<CheckpointError>), CheckpointError> {
     let mut all = checkpoints_of(path)?;
     if let [one] = &all[..]

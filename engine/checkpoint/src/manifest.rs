@@ -166,8 +166,8 @@ impl Control {
         }
     }
 
-    /// The control block after `step`: the stored words, and for the others those of `initial`,
-    /// which the next decision sets before they are read. The loss scale is that of `initial` if
+    /// The control block after `step`: the stored words, and the words of `initial` for all others,
+    /// which the next decision sets before they are read. The loss scale comes with `initial` if
     /// only one of the two runs is `scaled`.
     pub(crate) fn words(
         &self,

@@ -56,7 +56,8 @@ pub fn index(json: &[u8]) -> Result<(), String> {
     folder::index(json).map(drop)
 }
 
-/// Number of keys of a transformers `config.json` that are wrong, missing or not those of `model`.
+/// Number of keys of a transformers `config.json` that are wrong, missing or different from
+/// `model`.
 pub fn config_json(json: &[u8], model: &ModelConfig) -> usize {
     config_json::mismatches(json, model).len()
 }

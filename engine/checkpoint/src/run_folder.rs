@@ -9,8 +9,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Handle of a run's checkpoint folder. It is valid while the run directory is the locked one and
-/// the folder in it is the one that the run found or created.
+/// Handle of a run's checkpoint folder. It is valid while the run directory is the locked directory
+/// and still contains the folder that the run found or created.
 #[derive(Clone, Debug)]
 pub struct RunFolder {
     run: Arc<LockedRunDir>,

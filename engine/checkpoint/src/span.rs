@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// `count` runs of `run` elements: the first starts at `start`, the next ones follow every `stride`
-/// elements. Indices are into the whole tensor.
+/// `count` runs of `run` elements: the first starts at `start`, and each next run `stride` elements
+/// later. Indices are into the whole tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Span {

@@ -221,10 +221,10 @@ pub fn in_order<E>(pieces: &Pieces, take: &mut dyn FnMut(State) -> Result<(), E>
 pub type Fill<'a, E> = dyn FnMut(State, &mut [u8]) -> Result<(), E> + 'a;
 
 /// Writes the file of rank `number` into `folder` and syncs it. If the update is delayed (`late`),
-/// the gradient is a state too. The hashes are those of the bytes that `fill` gave.
+/// the gradient is a state too. The hashes cover the bytes that `fill` gave.
 ///
 /// # Errors
-/// The errors of the disk, with the name of the file, and those of `fill`.
+/// The errors of the disk, with the name of the file, and the errors of `fill`.
 pub fn write_file<E: From<io::Error>>(
     number: usize,
     base: &Manifest,

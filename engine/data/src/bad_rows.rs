@@ -65,7 +65,7 @@ pub struct BadRows {
 }
 
 impl BadRows {
-    /// No rows yet. With `all`, each row left out is logged immediately, and the first ones again
+    /// No rows yet. With `all`, each row left out is logged immediately, and the first rows again
     /// at the end. With `is_brief`, ignored keys are not reported.
     pub(super) fn of_rows(all: bool, is_brief: bool) -> Self {
         Self { all, is_brief, ..Self::default() }

@@ -161,7 +161,7 @@ impl Documents {
         }
     }
 
-    /// Adds the document with these tokens, `count` of which count by its mask.
+    /// Adds the document with these tokens; its mask counts `count` of them.
     pub(super) fn push_masked(&mut self, tokens: Range<usize>, count: u32) {
         assert!(self.are_in_files(), "a mask says it");
         let parts = self.push_parts(tokens);

@@ -233,7 +233,7 @@ mod tests {
         let wide = xxh3_128(&stored(&[300], 4)).to_le_bytes();
         assert_eq!(small.held_out, xxh3_128(&wide));
     }
-    /// Tokens of ranges hash like consecutive tokens, whatever is between the ranges.
+    /// Tokens of ranges hash like consecutive tokens; the tokens between the ranges have no effect.
     #[test]
     fn pieces_are_the_tokens_that_they_name() {
         let tokens: Vec<u32> = (0..3 * CHUNK as u32).map(|i| i.wrapping_mul(31) % 250).collect();

@@ -33,7 +33,7 @@ const LISTS: FileKind = FileKind {
     what: "JSON lines with a list in each, not an object",
     remedy: "make an object of each, with jq -c '{messages: .}'",
 };
-/// A file in a directory of rows whose name is not that of JSON lines.
+/// A file in a directory of rows without a file name of JSON lines.
 pub(super) const NO_ROWS: FileKind =
     FileKind { what: "no JSON lines, by its name", remedy: "call it .jsonl, or name it by a glob" };
 const GZIP: FileKind = FileKind { what: "compressed (gzip)", remedy: "unpack it, with gunzip" };
@@ -131,7 +131,7 @@ pub(super) fn is_text(head: &[u8]) -> bool {
     !head.contains(&0) && str::from_utf8(head).map_or_else(cut, |_| true)
 }
 
-/// Whether the name of a file is that of JSON lines.
+/// Whether the file name says that a file has JSON lines.
 pub(super) fn is_named_as_rows(path: &Path) -> bool {
     by_name(path).is_some_and(|kind| [JSON_LINES, JSON].contains(&kind))
 }

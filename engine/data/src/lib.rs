@@ -1,5 +1,5 @@
-//! The tokens of a run: those of its files in order, with a validation part at the end, and the
-//! windows of tokens that become batches (B, T). `run` opens the data before step 1; the batch
+//! The tokens of a run: all tokens of its files in order, with the validation set at the end, and
+//! the windows of tokens that become batches (B, T). `run` opens the data before step 1; the batch
 //! filling of each step reads from it.
 
 // The crate `files` opens, creates, reads and renames files.

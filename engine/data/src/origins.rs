@@ -71,7 +71,7 @@ impl Origins {
         }
     }
 
-    /// The origin of a document. `is_line` says whether its number is that of a line.
+    /// The origin of a document. `is_line` says whether its number counts lines.
     pub(super) fn of(&self, document: usize, is_line: bool) -> Option<Origin> {
         let behind = self.runs.partition_point(|run| run.document <= document);
         let run = self.runs.get(behind.checked_sub(1)?)?;

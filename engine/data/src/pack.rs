@@ -25,8 +25,9 @@ struct OpenSample {
 
 impl PackedSamples {
     /// Appends samples of at most `room` targets for a range of documents; `length` returns the
-    /// targets of a document. A document goes into the sample that it fills best, the oldest of
-    /// equal ones. If it fits into no sample, the fullest sample is closed and a new one opened.
+    /// targets of a document. A document goes into the sample that it fills best, and of equal
+    /// samples into the oldest. If it fits into no sample, the fullest sample is closed and a new
+    /// sample opened.
     pub(super) fn append(
         &mut self,
         documents: Range<usize>,

@@ -185,7 +185,7 @@ pub(super) struct PreparedPart {
     /// Bytes of the part's text.
     pub(super) text: u64,
     pub(super) next: TextPosition,
-    /// Counts of bad rows in this part and the earlier ones.
+    /// Counts of bad rows in this part and all earlier parts.
     pub(super) rows: BadRows,
 }
 

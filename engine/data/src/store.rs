@@ -143,7 +143,8 @@ pub(super) struct TokenFile {
     pub(super) opened: SystemTime,
     /// Stamp at the time of the opening.
     pub(super) stamp: Stamp,
-    /// Stamp that the file must have now: the first one, or that of a successful revalidation.
+    /// Stamp that the file must have now: the first stamp, or the stamp of a successful
+    /// revalidation.
     believed: RwLock<Stamp>,
     /// The open file; `None` if too many files are open.
     file: Option<OpenFile>,

@@ -101,7 +101,7 @@ mod tests {
 
     const TEXTS: [&str; 3] = ["is </s> a", "</s>", "a</s></s>a"];
 
-    /// The tokens equal those of the library with another text for the control token.
+    /// The tokens equal the library's tokens with another text for the control token.
     #[test]
     fn a_text_like_a_control_token_comes_to_no_piece_of_it() {
         let letters = ["▁", "<", "/", "s", ">", "a", "y", "i"];

@@ -48,7 +48,8 @@ impl WriteWatch {
         Self { left: MOST, least, written }
     }
 
-    /// Whether every later write changes the stamp, which must still be that of the opening.
+    /// Whether every later write changes the stamp, and the stamp is still the stamp of the
+    /// opening.
     pub(super) fn covers(&mut self, file: &TokenFile) -> bool {
         if !file.stamp.is_settled(file.opened) {
             return false;

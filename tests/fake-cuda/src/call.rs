@@ -1,4 +1,4 @@
-//! What an exported function returns, and how it writes to its caller.
+//! Result type of exported functions, and writes through a caller's pointers.
 #![expect(unsafe_code, reason = "writes through the caller's pointers")]
 
 use std::ffi::c_int;
@@ -7,7 +7,7 @@ use crate::code;
 
 pub(crate) type CallResult = Result<(), c_int>;
 
-/// Writes through a caller's out-pointer; null is refused.
+/// Writes `value` through a caller's out-pointer; a null pointer is refused.
 pub(crate) fn put<T>(out: *mut T, value: T) -> CallResult {
     if out.is_null() {
         return Err(code::INVALID_VALUE);

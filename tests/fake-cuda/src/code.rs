@@ -1,4 +1,4 @@
-//! Error codes of the driver that are used here.
+//! The driver's error codes that the stand-ins return.
 
 use std::ffi::{CStr, c_int};
 

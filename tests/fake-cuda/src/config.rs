@@ -1,4 +1,4 @@
-//! The `FAKECUDA_*` variables.
+//! Values of the `FAKECUDA_*` environment variables.
 
 use std::sync::LazyLock;
 
@@ -11,23 +11,23 @@ pub(crate) struct Config {
     pub(crate) accounting: bool,
     pub(crate) chaos_us: u64,
     pub(crate) queue: usize,
-    /// Hardware queues of a device, where they are modelled.
+    /// Number of hardware queues of a device; `None`: each stream has its own queue.
     pub(crate) connections: Option<usize>,
     pub(crate) blocking: bool,
-    /// NCCL adds 16-bit numbers hop by hop, in 16 bits.
+    /// Whether NCCL sums 16-bit types around a ring and rounds them at each hop.
     pub(crate) hops: bool,
     pub(crate) seed: u64,
     pub(crate) peer: bool,
     pub(crate) driver_version: i32,
     pub(crate) nvrtc_version: (i32, i32),
-    /// Compute capabilities for which NVRTC compiles, if not those of its version.
+    /// Compute capabilities for which NVRTC compiles; `None`: those known to its version.
     pub(crate) nvrtc_architectures: Option<Vec<i32>>,
     pub(crate) cublaslt_version: usize,
     pub(crate) nccl_version: i32,
     pub(crate) shared_devices: bool,
 }
 
-/// As the environment had them at the first call.
+/// The configuration, read from the environment at the first call.
 pub(crate) fn config() -> &'static Config {
     static CONFIG: LazyLock<Config> = LazyLock::new(Config::from_environment);
     &CONFIG
@@ -61,12 +61,12 @@ impl Config {
         }
     }
 
-    /// Whether libraries of this major work with the driver.
+    /// Whether libraries of this major version work with the driver.
     pub(crate) const fn takes_major(&self, major: i32) -> bool {
         major <= self.driver_version / 1000
     }
 
-    /// Largest dynamic shared memory that a kernel may ask for.
+    /// Largest dynamic shared memory of a kernel, in bytes.
     pub(crate) fn shared_memory_optin(&self) -> i32 {
         match self.sm {
             70 | 72 => 96 << 10,
@@ -79,7 +79,7 @@ impl Config {
     }
 }
 
-/// `12.9` as (12, 9).
+/// The version in a variable: (12, 9) for `12.9`, and `default` if the variable is not a version.
 fn dotted(name: &str, default: (i32, i32)) -> (i32, i32) {
     let text = std::env::var(name).unwrap_or_default();
     let parsed =

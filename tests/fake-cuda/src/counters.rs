@@ -1,4 +1,4 @@
-//! Counters of what the fake libraries do.
+//! Counters of calls, ops, bytes and memory of the fake libraries.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -17,7 +17,7 @@ impl Counter {
 
 macro_rules! counters {
     ($($(#[$meta:meta])* $name:ident,)*) => {
-        /// What the fake libraries have done since the process started.
+        /// Counts of the fake libraries since the process started.
         #[repr(C)]
         #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
         pub struct Stats { $($(#[$meta])* pub $name: u64,)* }
@@ -38,15 +38,15 @@ counters! {
     calls,
     /// Driver calls that returned an error (not counting `NOT_READY`).
     errors,
-    /// Work that streams have run: copies, fills, kernels, products, collectives, host functions.
+    /// Ops that streams have run: copies, fills, kernels, matmuls, collectives, host functions.
     ops,
     /// Kernels launched.
     launches,
-    /// Matrix products enqueued.
+    /// Matmuls enqueued.
     gemms,
     /// Collectives enqueued, per rank.
     collectives,
-    /// Payload bytes of these, per rank.
+    /// Payload bytes of the enqueued collectives, per rank.
     collective_bytes,
     /// Bytes copied from host to device.
     h2d_bytes,
@@ -56,13 +56,13 @@ counters! {
     d2d_bytes,
     /// Bytes filled.
     memset_bytes,
-    /// Async copies that blocked because the host memory was not pinned.
+    /// Copies that blocked because the host memory was not pinned.
     pageable_copies,
     /// Event records.
     records,
     /// Stream waits for events.
     waits,
-    /// Stream waits for and writes of 32-bit values.
+    /// Stream ops that wait for a 32-bit value or write one.
     value_ops,
     /// Host functions enqueued.
     host_functions,
@@ -72,30 +72,30 @@ counters! {
     frees,
     /// Pinned allocations and registrations.
     pinned,
-    /// Bytes of these.
+    /// Bytes of the pinned allocations and registrations.
     pinned_bytes,
     /// NVRTC compilations.
     compilations,
     /// Times that the caller blocked for a stream, event or device.
     synchronizations,
-    /// Times that memory beside allocations was taken: code, buffers, streams, events, page tables.
+    /// Uses of memory outside of allocations: code, buffers, streams, events, page tables.
     taken_beside,
-    /// Enqueues that found their queue full: each blocked its thread.
+    /// Enqueues that found a full queue and blocked their thread.
     blocked,
-    /// Writes found in freed memory.
+    /// Freed allocations in which a later write was found.
     writes_after_free,
 }
 
-/// Memory of one device.
+/// Memory use of one device.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Bytes allocated now.
     pub used: u64,
-    /// The most that were allocated at once.
+    /// Peak of the allocated bytes.
     pub peak: u64,
-    /// Bytes taken now beside allocations.
+    /// Bytes used now outside of allocations, by code, buffers and tables.
     pub beside: u64,
-    /// The most that were taken at once, allocations and what lies beside them.
+    /// Peak of the bytes used inside and outside of allocations together.
     pub peak_in_all: u64,
 }

@@ -1,4 +1,4 @@
-//! Kernels on the CPU: the emulator of `shim/` when it is built in, and a few kernels for this
+//! Kernels on the CPU: the emulator of `shim/`, if it is built in, and a few kernels for this
 //! crate's own tests.
 #![expect(unsafe_code, reason = "kernels get and use raw addresses")]
 
@@ -14,7 +14,7 @@ mod shim {
     use std::ffi::{c_char, c_int, c_void};
 
     unsafe extern "C" {
-        /// How many parameters a kernel has, and their sizes; -1 when there is no such kernel.
+        /// Number of a kernel's parameters, and their sizes in bytes; -1 for an unknown kernel.
         pub(super) fn onebox_emulated_parameters(
             kernel: *const c_char,
             sizes: *mut *const u32,
@@ -52,7 +52,7 @@ mod shim {
     }
 }
 
-/// The kernels of this crate's tests, by name and number of parameters.
+/// The kernels of this crate's tests: name, and parameter sizes in bytes.
 const BUILT_IN: [(&CStr, &[usize]); 3] = [
     // x[i] = value, for i < n
     (c"fake_fill", &[8, 4, 4]),
@@ -62,7 +62,7 @@ const BUILT_IN: [(&CStr, &[usize]); 3] = [
     (c"fake_count", &[8]),
 ];
 
-/// Sizes of a kernel's parameters; `None` when nobody has a kernel of this name.
+/// Sizes of a kernel's parameters in bytes; `None` for an unknown kernel.
 pub(crate) fn parameter_sizes(kernel: &CStr) -> Option<Vec<usize>> {
     if let Some((_, sizes)) = BUILT_IN.iter().find(|(name, _)| *name == kernel) {
         return Some(sizes.to_vec());
@@ -75,7 +75,7 @@ pub(crate) fn parameter_sizes(kernel: &CStr) -> Option<Vec<usize>> {
     Some((0..count).map(|index| unsafe { *sizes.add(index) } as usize).collect())
 }
 
-/// Runs a kernel now, on this thread.
+/// Runs a kernel to its end, on this thread.
 pub(crate) fn run(
     kernel: &CStr,
     grid: [u32; 3],
@@ -90,7 +90,7 @@ pub(crate) fn run(
     let mut arguments: Vec<*mut c_void> =
         values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
     // SAFETY: the emulator copies from `arguments`, one entry for each parameter, 8 bytes each. The
-    // addresses in them are the caller's: a kernel that goes astray crashes, as it should.
+    // addresses in the entries are the caller's: a kernel with a wrong address should crash.
     let code = unsafe {
         shim::onebox_emulated_launch(
             kernel.as_ptr(),

@@ -15,7 +15,7 @@ struct Failure {
     seen: AtomicU64,
 }
 
-/// As the environment had them at the first call.
+/// Failures that `FAKECUDA_FAIL` demands, read at the first call.
 static FAILURES: LazyLock<Vec<Failure>> = LazyLock::new(|| {
     let list = std::env::var("FAKECUDA_FAIL").unwrap_or_default();
     list.split(',').filter(|item| !item.trim().is_empty()).filter_map(parse).collect()
@@ -35,7 +35,7 @@ fn parse(item: &str) -> Option<Failure> {
     parsed
 }
 
-/// Counts one occurrence of `kind` on `device`; true when it is the one that shall fail.
+/// Counts an occurrence of `kind` on `device`; true if this occurrence must fail.
 pub(crate) fn fails(kind: &str, device: usize) -> bool {
     let mut hit = false;
     for failure in FAILURES.iter() {
@@ -46,7 +46,7 @@ pub(crate) fn fails(kind: &str, device: usize) -> bool {
     hit
 }
 
-/// Whether `kind` shall fail at `count`, for counters that the caller keeps.
+/// Whether occurrence number `count` of `kind` must fail, for counters that the caller keeps.
 pub(crate) fn fails_at(kind: &str, count: u64) -> bool {
     FAILURES.iter().any(|failure| failure.kind == kind && failure.at == count)
 }

@@ -17,14 +17,14 @@ const NAMES: [&str; 8] = [
     "libnccl.so.2",
 ];
 
-/// A folder with the names of the CUDA libraries, all of which lead to this crate's `cdylib`.
+/// Folder of links with the names of the CUDA libraries, all to this crate's `cdylib`.
 ///
-/// It is made at the first call, in the cargo target directory beside the calling executable. Run
-/// the code under test in a child process with this folder as `LD_LIBRARY_PATH`: the dynamic
-/// linker reads that variable when a process starts.
+/// The first call creates it in the cargo target directory, next to the `cdylib`. Run the code
+/// under test in a child process with this folder as `LD_LIBRARY_PATH`: the dynamic linker reads
+/// that variable when a process starts.
 ///
 /// # Panics
-/// When the `cdylib` is not beside the executable, or the folder cannot be written.
+/// If no `cdylib` is found near the executable, or the folder cannot be written.
 pub fn library_folder() -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| make_folder().unwrap_or_else(|error| fail(&error))).clone()
@@ -46,8 +46,8 @@ fn make_folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Beside the executable, or in `deps`: cargo puts tests there, and programs one level above. Newer
-/// versions of cargo give each build of a crate a folder of its own, `build/fake-cuda/HASH/out`.
+/// Finds the newest `cdylib`. Cargo puts tests into `deps` and programs one level above. Newer
+/// versions of cargo give each build of a crate its own folder, `build/fake-cuda/HASH/out`.
 fn find_library(executable: &Path) -> io::Result<PathBuf> {
     let beside = executable.parent().unwrap_or(Path::new("."));
     let mut folders = vec![beside.to_path_buf(), beside.join("deps"), beside.join("../deps")];
@@ -61,7 +61,7 @@ fn find_library(executable: &Path) -> io::Result<PathBuf> {
     found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, missing()))?.canonicalize()
 }
 
-/// Replaces the link in one step: other tests may be starting with the same folder.
+/// Replaces the link in one step, because other tests may start with the same folder.
 fn link(library: &Path, name: &Path) -> io::Result<()> {
     if std::fs::read_link(name).is_ok_and(|target| target == library) {
         return Ok(());

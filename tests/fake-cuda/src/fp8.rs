@@ -1,7 +1,7 @@
-//! Formats of 8 bits, from their definition (arXiv 2209.05433): the values of all codes, and the
-//! code of the nearest value. Kernels and the cpu backend compute them otherwise.
+//! 8-bit floating-point formats, computed from their definition (arXiv 2209.05433): the value of
+//! each code, and the code of the nearest value. Kernels and the cpu backend use other algorithms.
 
-/// A format of 8 bits.
+/// An 8-bit floating-point format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fp8 {
     E4m3,
@@ -11,7 +11,7 @@ pub(crate) enum Fp8 {
 const NAN: u8 = 0x7f;
 
 impl Fp8 {
-    /// Bits of mantissa, bias of the exponent, code of the largest finite value.
+    /// Mantissa bits, exponent bias, and code of the largest finite value.
     fn layout(self) -> (i32, i32, u8) {
         match self {
             Self::E4m3 => (3, 7, 0x7e),
@@ -35,14 +35,16 @@ impl Fp8 {
         if code >= 0x80 { -value } else { value }
     }
 
-    /// The code of the value nearest to `x`, of two the even one; the largest where `x` is beyond it.
+    /// Code of the value nearest to `x`; a tie goes to the even code. The largest finite value
+    /// stands for all larger `x`.
     pub(crate) fn code(self, x: f32) -> u8 {
         if x.is_nan() {
             return NAN;
         }
         let (_, _, largest) = self.layout();
         let (sign, x) = (u8::from(x.is_sign_negative()) << 7, x.abs());
-        // Codes are in the order of their values. The search finds the first that is not below x.
+        // Codes are in the order of their values. The search finds the first value that is at least
+        // x.
         let (mut low, mut high) = (0, largest);
         while low < high {
             let middle = low.midpoint(high);

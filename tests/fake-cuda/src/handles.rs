@@ -1,4 +1,4 @@
-//! Handles of objects, as an application has them.
+//! Handles that an application gets for objects.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,7 @@ use std::{
 
 use crate::{code, sync::lock};
 
-/// Handles are numbers that are never used twice: a stale or foreign one is found, not followed.
+/// Objects by handle. A handle is never used twice, so a stale or foreign handle is an error.
 #[derive(Debug)]
 pub(crate) struct Handles<T>(Mutex<HashMap<usize, Arc<T>>>);
 

@@ -7,7 +7,7 @@ use std::{
 
 use crate::call::CallResult;
 
-/// A device's number, and the error that it is lost with.
+/// A device's number, and its error once it is lost.
 #[derive(Debug)]
 pub(crate) struct Health {
     pub(crate) ordinal: usize,
@@ -20,7 +20,7 @@ impl Health {
         Self { ordinal, error: AtomicI32::new(0) }
     }
 
-    /// `Err` with the device's own error once it is lost.
+    /// `Err` with the device's error if the device is lost.
     pub(crate) fn alive(&self) -> CallResult {
         match self.error.load(SeqCst) {
             0 => Ok(()),
@@ -28,7 +28,7 @@ impl Health {
         }
     }
 
-    /// The first error stays.
+    /// Marks the device as lost; the first error stays.
     pub(crate) fn lose(&self, error: c_int) {
         let _ = self.error.compare_exchange(0, error, SeqCst, SeqCst);
     }

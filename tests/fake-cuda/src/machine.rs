@@ -1,4 +1,4 @@
-//! The pretended machine: devices, handles, and what every call checks first.
+//! The simulated machine: devices, handles, and the checks at the start of each call.
 
 use std::{
     cell::Cell,
@@ -35,7 +35,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// `Err` with the device's own error once it is lost.
+    /// `Err` with the device's error if the device is lost.
     pub(crate) fn alive(&self) -> CallResult {
         self.health.alive()
     }
@@ -50,7 +50,8 @@ impl Device {
             .try_for_each(|s| s.synchronize())
     }
 
-    /// Takes memory that is no allocation; `OUT_OF_MEMORY` where it is not there.
+    /// Uses memory outside of allocations; `OUT_OF_MEMORY` if the device has too little free
+    /// memory. `FAKECUDA_BESIDE` scales the bytes.
     pub(crate) fn take_beside(&self, bytes: usize) -> CallResult {
         let mut memory = lock(&self.memory);
         let bytes = share(bytes);
@@ -71,7 +72,7 @@ impl Device {
         memory.beside.bytes = memory.beside.bytes.saturating_sub(share(bytes));
     }
 
-    /// The first time, takes what `code` needs.
+    /// Uses the memory of `code` at the first call.
     pub(crate) fn load_once(&self, code: LoadedCode) -> CallResult {
         if !lock(&self.memory).beside.loaded.insert(code) {
             return Ok(());
@@ -143,7 +144,7 @@ pub(crate) fn context_device(context: *mut c_void) -> Result<&'static Device, c_
     index.and_then(|index| machine().devices.get(index)).ok_or(code::INVALID_CONTEXT)
 }
 
-/// The device of the current context, alive.
+/// The device of the current context; an error if the device is lost.
 pub(crate) fn current_device() -> Result<&'static Device, c_int> {
     let device = context_device(current_context())?;
     device.alive()?;
@@ -160,7 +161,8 @@ pub(crate) fn initialized() -> CallResult {
     if machine().initialized.load(SeqCst) { Ok(()) } else { Err(code::NOT_INITIALIZED) }
 }
 
-/// A stream by its handle, on a living device; null, legacy and per-thread mean the default stream.
+/// The stream of a handle; null, legacy and per-thread handles mean the default stream. An error if
+/// its device is lost.
 pub(crate) fn stream(handle: *mut c_void) -> Result<Arc<Stream>, c_int> {
     if (handle as usize) <= 2 {
         return Ok(current_device()?.null.clone());
@@ -182,7 +184,8 @@ pub(crate) fn driver_call(body: impl FnOnce() -> CallResult) -> c_int {
     }
 }
 
-/// The devices that keep page tables of a registration: of `PORTABLE` memory all with a context.
+/// The devices that keep page tables of a registration: its owner and, for `PORTABLE` memory, each
+/// device with a context.
 pub(crate) fn mapped_by(owner: usize, flags: u32) -> impl Iterator<Item = &'static Device> {
     const PORTABLE: u32 = 1;
     let portable = flags & PORTABLE != 0;

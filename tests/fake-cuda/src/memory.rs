@@ -1,4 +1,4 @@
-//! Memory of a device: NaN in new memory, poison in freed memory; and pinned ranges of the host.
+//! Device memory (NaN when new, a poison byte when freed), and pinned ranges of the host.
 #![expect(unsafe_code, reason = "device memory is host memory that is handed out by address")]
 
 use std::{
@@ -19,7 +19,7 @@ use crate::{
 const ALIGNMENT: usize = 256;
 const FRESH: u8 = 0xFF;
 const FREED: u8 = 0xEE;
-/// Freed memory that a device keeps to see whether anyone still writes into it.
+/// Bytes of freed memory that a device keeps to detect later writes.
 const QUARANTINE_BYTES: usize = 16 << 20;
 
 /// One device's allocations, by first address.
@@ -34,7 +34,7 @@ pub(crate) struct Memory {
     peak_in_all: usize,
 }
 
-/// A pinned host range: allocated here, or registered by its owner.
+/// A pinned host range: allocated by the fake driver, or registered by its owner.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostRange {
     pub(crate) bytes: usize,
@@ -45,7 +45,7 @@ pub(crate) struct HostRange {
 }
 
 impl HostRange {
-    /// Pinned for copies of `device`.
+    /// Whether the range is pinned for copies of `device`.
     pub(crate) const fn is_pinned_for(&self, device: usize) -> bool {
         const PORTABLE: u32 = 1;
         self.device == device || self.flags & PORTABLE != 0
@@ -62,7 +62,7 @@ impl Memory {
         }
     }
 
-    /// Bytes that are not free.
+    /// Bytes in use, inside and outside of allocations.
     pub(crate) const fn taken(&self) -> usize {
         self.used + self.beside.bytes
     }
@@ -115,7 +115,7 @@ impl Memory {
     }
 }
 
-/// Memory filled with NaN.
+/// Address of `bytes` of new memory, filled with NaN.
 fn fresh(bytes: usize) -> Result<usize, c_int> {
     // SAFETY: the layout is not empty, and the new memory is valid for writes of `bytes`.
     let pointer = unsafe { alloc(layout(bytes)?) };
@@ -127,7 +127,7 @@ fn fresh(bytes: usize) -> Result<usize, c_int> {
     Ok(pointer as usize)
 }
 
-/// Addresses that no memory stands behind: who touches them crashes. They are never used again.
+/// Reserves addresses without memory: each access crashes. The addresses are never reused.
 fn reserve(bytes: usize) -> Result<usize, c_int> {
     const NO_ACCESS: c_int = 0;
     const PRIVATE_ANONYMOUS_NORESERVE: c_int = 0x2 | 0x20 | 0x4000;

@@ -1,10 +1,10 @@
-//! Element types of cuBLASLt and NCCL in memory.
+//! Element types of cuBLASLt in memory.
 #![expect(unsafe_code, reason = "reads and writes elements by address")]
 
 use crate::fp8::Fp8;
 use half::{bf16, f16};
 
-/// A floating-point type that is stored as itself and computed with as `f32`.
+/// A floating-point storage type; arithmetic uses `f32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Float {
     F32,
@@ -14,7 +14,7 @@ pub(crate) enum Float {
 }
 
 impl Float {
-    /// A number of its own.
+    /// Number that identifies the type.
     pub(crate) fn number(self) -> u64 {
         match self {
             Self::F32 => 0,
@@ -61,7 +61,7 @@ impl Float {
         }
     }
 
-    /// The value as it is stored.
+    /// The value rounded to the type.
     pub(crate) fn rounded(self, value: f32) -> f32 {
         match self {
             Self::F32 => value,

@@ -1,4 +1,4 @@
-//! The counters, as tests ask for them.
+//! Access of tests to the counters.
 #![expect(unsafe_code, reason = "the counters cross a C interface")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -32,13 +32,13 @@ unsafe extern "C" fn fakecuda_memory(device: c_int, out: *mut MemoryUse) -> c_in
     0
 }
 
-/// Sets the clock of events forward.
+/// Sets the clock of events forward, by seconds.
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_advance(seconds: u64) {
     events::advance(seconds);
 }
 
-/// The counters of the libraries that this process opened by name; `None` when they are not fake.
+/// The counters of the libraries that this process opened by name; `None` if they are not fake.
 pub fn stats() -> Option<Stats> {
     let mut stats = Stats::default();
     let function = symbol(c"fakecuda_stats")?;
@@ -48,12 +48,13 @@ pub fn stats() -> Option<Stats> {
             function,
         )
     };
-    // SAFETY: a pointer to a local of the size that is said.
+    // SAFETY: a pointer to a local of the given size.
     let result = unsafe { function(&raw mut stats, size_of::<Stats>()) };
     (result == 0).then_some(stats)
 }
 
-/// The memory use of a device of the libraries that this process opened by name.
+/// The memory use of a device of the libraries that this process opened by name; `None` if they are
+/// not fake or the device does not exist.
 pub fn memory_use(device: i32) -> Option<MemoryUse> {
     let mut memory = MemoryUse::default();
     let function = symbol(c"fakecuda_memory")?;
@@ -68,8 +69,8 @@ pub fn memory_use(device: i32) -> Option<MemoryUse> {
     (result == 0).then_some(memory)
 }
 
-/// From here on the events of the libraries that this process opened by name say that so much more time has gone by.
-/// False: these are not fake.
+/// Sets the clock of events in the opened libraries forward, by seconds. False if they are not
+/// fake.
 pub fn advance(seconds: u64) -> bool {
     let Some(function) = symbol(c"fakecuda_advance") else { return false };
     // SAFETY: the function of this name, above, has this type.
@@ -83,7 +84,8 @@ unsafe extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// Asks the opened library, not this copy of the crate: only that one has seen any calls.
+/// Address of a function in the opened library, which counts the calls; this copy of the crate does
+/// not.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
     const RTLD_LAZY: c_int = 1;
     // SAFETY: a string that ends in 0.

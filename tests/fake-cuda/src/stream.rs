@@ -1,4 +1,5 @@
-//! A stream: jobs that a thread runs in order, in a queue of its own or in a hardware queue that streams share.
+//! Streams: jobs that a thread runs in order, from the stream's own queue or from a hardware queue
+//! that streams share.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -23,35 +24,36 @@ use crate::{
 type Run = Box<dyn FnOnce(&Health) -> CallResult + Send>;
 
 enum Job {
-    /// Skipped once the device is lost; its error loses the device.
+    /// Work that is skipped on a lost device; its own error marks the device as lost.
     Work(Run),
-    /// Runs in any case: events complete on a lost device, too.
+    /// Work that always runs, because events complete on a lost device too.
     Mark(Box<dyn FnOnce(&Health) + Send>),
 }
 
-/// What a queue holds: whose job it is, and the job.
+/// Jobs of a queue, each with the progress of its stream.
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<(Arc<Progress>, Job)>,
     closed: bool,
 }
 
-/// A queue of a device and the thread that works it off, one job after another: a stream's own, or one of the device's
-/// few hardware queues, in which a job of one stream also waits for those of others that were submitted before.
+/// A queue of a device, and the thread that runs its jobs in order. It belongs to one stream, or it
+/// is a hardware queue of the device. In a hardware queue, a job also waits for earlier jobs of
+/// other streams.
 #[derive(Default)]
 struct Channel {
     queue: Mutex<Queue>,
     changed: Condvar,
 }
 
-/// A device's hardware queues, and how many streams were given one.
+/// A device's hardware queues, and the number of streams created on them.
 #[derive(Default)]
 struct Hardware {
     next: usize,
     channels: Vec<Arc<Channel>>,
 }
 
-/// Jobs of one stream.
+/// Numbers of one stream's jobs.
 #[derive(Default)]
 struct Progress {
     counts: Mutex<Counts>,
@@ -70,7 +72,7 @@ pub(crate) struct Stream {
     pub(crate) flags: u32,
     pub(crate) priority: c_int,
     channel: Arc<Channel>,
-    /// No other stream has this channel.
+    /// Whether no other stream has this channel.
     alone: bool,
     progress: Arc<Progress>,
 }
@@ -81,10 +83,11 @@ impl std::fmt::Debug for Stream {
     }
 }
 
-/// Held by whoever enqueues: a full queue stops every launch of the process, as real drivers do.
+/// Lock of every enqueue: a full queue stops every launch of the process, as real drivers do.
 static LAUNCHES: Mutex<()> = Mutex::new(());
 
-/// The worst that is reported of drivers: asking for an event waits behind a thread that sits in a full queue.
+/// Waits while a thread is blocked in a full queue, with `FAKECUDA_BLOCKING`. That a query of an
+/// event waits too is the worst behaviour that is reported of drivers.
 pub(crate) fn wait_for_launches() {
     if config().blocking {
         drop(lock(&LAUNCHES));
@@ -92,12 +95,13 @@ pub(crate) fn wait_for_launches() {
 }
 
 impl Stream {
-    /// With a queue of its own.
+    /// Starts a stream with its own queue.
     pub(crate) fn start(health: &Arc<Health>, flags: u32, priority: c_int) -> Arc<Self> {
         Self::on(Channel::start(health), true, health, flags, priority)
     }
 
-    /// With one of the device's hardware queues, where these are modelled: dealt in turn, as `cuStreamCreate` does.
+    /// Creates a stream on the next hardware queue in turn, as `cuStreamCreate` does. Without
+    /// hardware queues, the stream has its own queue.
     pub(crate) fn create(health: &Arc<Health>, flags: u32, priority: c_int) -> Arc<Self> {
         static QUEUES: Mutex<BTreeMap<usize, Hardware>> = Mutex::new(BTreeMap::new());
         let Some(connections) = config().connections else {
@@ -129,12 +133,12 @@ impl Stream {
         self.enqueue(Job::Work(Box::new(run)));
     }
 
-    /// Enqueues what must happen even on a lost device.
+    /// Enqueues work that must run even on a lost device.
     pub(crate) fn mark(&self, run: impl FnOnce(&Health) + Send + 'static) {
         self.enqueue(Job::Mark(Box::new(run)));
     }
 
-    /// A full queue blocks the caller, and with it whoever else launches anything.
+    /// Enqueues a job. A full queue blocks the caller and every other launch of the process.
     fn enqueue(&self, job: Job) {
         let limit = config().queue.max(1);
         let _turn = (limit < usize::MAX).then(|| lock(&LAUNCHES));
@@ -165,7 +169,7 @@ impl Stream {
         self.health.alive()
     }
 
-    /// The thread of a queue of its own ends when that is empty.
+    /// Ends the thread of the stream's own queue when the queue is empty.
     pub(crate) fn close(&self) {
         if self.alone {
             lock(&self.channel.queue).closed = true;
@@ -204,7 +208,7 @@ impl Channel {
         }
     }
 
-    /// Its place in the queue is free from here on.
+    /// Waits for the next job and removes it; `None` if the queue is closed and empty.
     fn next_job(&self) -> Option<(Arc<Progress>, Job)> {
         let mut queue = lock(&self.queue);
         loop {

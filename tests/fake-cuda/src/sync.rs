@@ -1,4 +1,4 @@
-//! Locks that survive a panic elsewhere, messages, and random numbers.
+//! Locks that survive a panic of another thread, messages, and random numbers.
 
 use std::{
     io::Write,
@@ -14,7 +14,7 @@ pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexG
     condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a change, 2 ms at most: for waits that must also see a device being lost.
+/// Waits at most 2 ms for a change, so that the caller can check whether its device is lost.
 pub(crate) fn wait_briefly<'a, T>(
     condvar: &Condvar,
     guard: MutexGuard<'a, T>,
@@ -23,12 +23,12 @@ pub(crate) fn wait_briefly<'a, T>(
     condvar.wait_timeout(guard, pause).unwrap_or_else(PoisonError::into_inner).0
 }
 
-/// One line on stderr; a closed stderr is no reason to fail.
+/// Writes one line to stderr; a closed stderr is no reason to fail.
 pub(crate) fn complain(message: &str) {
     let _ = writeln!(std::io::stderr(), "fake-cuda: {message}");
 }
 
-/// SplitMix64.
+/// The random number generator SplitMix64.
 #[derive(Debug)]
 pub(crate) struct Random(pub(crate) u64);
 

@@ -1,5 +1,6 @@
-//! Every CUDA kernel, emulated, against the cpu backend: each op in each storage type, at odd shapes and at addresses
-//! that no wide load takes. What has no sum over a block is the same bits.
+//! Every CUDA kernel, emulated, against the cpu backend: each op in each storage type, at odd
+//! shapes and at addresses that no wide load accepts. An op without a sum over a block has the same
+//! bits.
 
 #[path = "kernels/attention.rs"]
 mod attention;
@@ -21,10 +22,10 @@ use std::sync::Arc;
 
 const NO_DROPOUT: Dropout = Dropout { p: 0.0, key: 0, first_row: 0 };
 const DROPOUT: Dropout = Dropout { p: 0.25, key: 0x1234_5678_9abc_def0, first_row: 12 };
-/// Sums of up to some hundred numbers of about 1, in another order.
+/// Tolerance of sums of up to some hundred numbers of about 1, in another order.
 const SUM: (f64, f64) = (5e-7, 1.0);
 
-/// For each storage type, aligned and not.
+/// Runs `test` for each storage type, aligned and not.
 fn in_each_type(test: impl Fn(Dtype, usize)) {
     for dtype in VALUES {
         for skew in [0, 1] {
@@ -145,7 +146,7 @@ fn columns_are_summed() {
 #[test]
 fn a_bias_is_added_to_each_row() {
     if rig::real() {
-        return; // launched by hand; on a GPU see the products and collectives of tests/tests/cuda.rs
+        return; // launched by hand; tests/tests/cuda.rs tests matmuls and collectives on a GPU
     }
     in_each_type(|dtype, skew| {
         let (rows, cols) = (5, 19);
@@ -163,7 +164,7 @@ fn a_bias_is_added_to_each_row() {
 #[test]
 fn ranks_are_summed_in_order_and_rounded_once() {
     if rig::real() {
-        return; // launched by hand; on a GPU see the products and collectives of tests/tests/cuda.rs
+        return; // launched by hand; tests/tests/cuda.rs tests matmuls and collectives on a GPU
     }
     for (ranks, dtype) in [1, 2, 7, 16].into_iter().flat_map(|n| VALUES.map(|dtype| (n, dtype))) {
         for (skew, n) in [(0, 2056), (1, 27)] {
@@ -188,7 +189,7 @@ fn ranks_are_summed_in_order_and_rounded_once() {
 #[test]
 fn doubles_of_ranks_are_summed_and_the_largest_is_found() {
     if rig::real() {
-        return; // launched by hand; on a GPU see the products and collectives of tests/tests/cuda.rs
+        return; // launched by hand; tests/tests/cuda.rs tests matmuls and collectives on a GPU
     }
     let mut rig = Rig::new(0);
     let parts = [1, 2, 3].map(|seed| rig.put(Dtype::F64, (1, 5), &normal(seed, 5)));

@@ -93,7 +93,7 @@ pub(crate) fn between_gpus(raw: &RawBox, gpus: &[usize]) -> Vec<Vec<u64>> {
     square(gpus.len(), direct, to_switches)
 }
 
-/// Number of links with this bandwidth, for `NV#`: at least one if there is any bandwidth.
+/// Number of links with this bandwidth, for `NV#`: at least 1 unless the bandwidth is 0.
 pub(crate) fn links(mb_per_s: u64, device_id: (u16, u16)) -> u64 {
     if mb_per_s == 0 {
         return 0;

@@ -1,6 +1,6 @@
-//! Measures the update on the host alone, with the tasks of a run. It takes turns with loops that
-//! load and store the same bytes without arithmetic, and with other states and instructions. Other
-//! load on the machine therefore affects all of them alike.
+//! Measures the update on the host alone, with the tasks of a run. The update alternates with loops
+//! that load and store the same bytes without arithmetic, and with other states and instructions.
+//! Other load on the machine therefore affects all of them equally.
 
 use super::node_memory::Node;
 use super::{median, open_on_host, timed};

@@ -45,7 +45,7 @@ pub struct Copies {
 pub struct TileCopies {
     /// Bytes of a tile of 16-bit parameters. A tile goes up as soon as the host has updated it.
     pub tile_bytes: u64,
-    /// Bytes of a piece of 16-bit gradients. A piece comes down whole.
+    /// Bytes of a piece of 16-bit gradients. A piece is copied to the host as a whole.
     pub piece_bytes: u64,
     /// Rate of tiles from host to GPU.
     pub up: f64,

@@ -79,7 +79,7 @@ pub struct ConcurrentRates {
 /// Measurements of a machine with GPUs of one kind. Byte rates are in 10^9 bytes per second.
 #[derive(Clone, Debug)]
 pub struct GpuBox {
-    /// Description of the first GPU; all GPUs are alike.
+    /// Description of the first GPU; all GPUs are of one kind.
     pub gpu: GpuInfo,
     /// Number of GPUs.
     pub gpus: usize,

@@ -86,7 +86,8 @@ fn set_all(dev: &Device, decoder: &Decoder, read: &TensorReader<'_>) -> Result<(
     Ok(())
 }
 
-/// Reads all parameters from a safetensors file. Of more rows of positions, the first ones count.
+/// Reads all parameters from a safetensors file. If the file has more positions than the decoder,
+/// the first ones count.
 pub(super) fn load(dev: &Device, decoder: &Decoder, path: &Path) -> Result<(), GenerateError> {
     let unreadable = |source| GenerateError::Read { path: path.to_owned(), source };
     let wrong = |problem: String| GenerateError::Weights { path: path.to_owned(), problem };
@@ -133,7 +134,8 @@ pub(super) fn load(dev: &Device, decoder: &Decoder, path: &Path) -> Result<(), G
     })
 }
 
-/// Reads all parameters from a checkpoint. Of more rows of positions, the first ones count.
+/// Reads all parameters from a checkpoint. If it has more positions than the decoder, the first
+/// ones count.
 pub(super) fn load_checkpoint(
     dev: &Device,
     decoder: &Decoder,

@@ -40,8 +40,8 @@ pub struct StepLine {
     pub overlap: Option<f64>,
     /// Number of skipped steps so far.
     pub skipped: u64,
-    /// Number of steps by speculative update: committed, redone, not tried; `None` without such
-    /// ones.
+    /// Number of steps by speculative update: committed, redone, not tried; `None` without
+    /// speculative updates.
     pub ahead: Option<[u64; 3]>,
     /// Seconds to the end of the run; not finite if unknown.
     pub eta_seconds: f64,

@@ -33,8 +33,8 @@ pub(super) fn built(keys: &Keys) -> Result<&'static str, Refusal> {
     Err(Refusal::because(format!("`model_type` is {}: {what}", shown(kind)), remedy))
 }
 
-/// Description of a model of the class `kind`, if its keys show what it is, and the supported class
-/// inside of it.
+/// Description of a model of the class `kind`, if its keys identify it, and the supported class
+/// that it contains, if known.
 fn other(kind: &str, keys: &Keys) -> Option<(&'static str, Option<&'static str>)> {
     let has = |names: &[&str]| names.iter().any(|name| keys.get(*name).is_some_and(counts));
     if let Some(Value::Object(text)) = keys.get("text_config") {

@@ -1,6 +1,6 @@
-//! Counts of every kernel at the shapes of three configs, from the interpreter of PTX, for scripts/kernel-report: one line
-//! for each launch, fields parted by tabs. A kernel runs on a part of its rows or heads; `scale` says how much more the whole
-//! is.
+//! Counts of every kernel at the shapes of three configs, from the interpreter of PTX, for
+//! scripts/kernel-report. Each launch is one line of fields separated by tabs. A kernel runs on a
+//! part of its rows or heads; `scale` is the whole work divided by the work of that part.
 
 #![expect(
     clippy::expect_used,
@@ -20,25 +20,25 @@ use fake_cuda::ptx::{Memory, Module, Shape, Unit};
 use shapes::{Config, configs};
 use std::collections::HashMap;
 
-/// Where the tensors start, and the scratch.
+/// First address of the tensors, and of the scratch memory.
 const BASE: u64 = 1 << 32;
 const SCRATCH: u64 = 1 << 40;
 
-/// Makes an op with so many rows (or heads).
+/// Creates an op with this number of rows (or heads).
 pub(crate) type OpMaker = Box<dyn Fn(&mut Tensors, usize) -> Op>;
 
 /// An op on tensors of a plan.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) make: OpMaker,
-    /// Rows (or heads) of the whole, and of the part that runs.
+    /// Rows (or heads) of the whole op, and of the part that runs.
     pub(crate) whole: usize,
     pub(crate) part: usize,
-    /// What else the whole has more than the part.
+    /// Factor of the work between whole and part in addition to their rows.
     pub(crate) times: f64,
 }
 
-/// Tensors that come to be.
+/// Tensors of an op, as the op is created.
 #[derive(Default)]
 pub(crate) struct Tensors {
     plan: Plan,
@@ -53,7 +53,7 @@ impl Tensors {
     }
 }
 
-/// The launches of an op, and the bytes that it must move at least.
+/// The launches of an op with `rows` rows, and the bytes that the op must move at least.
 fn launches(case: &Case, rows: usize, sm: u32) -> (Vec<Launch>, Tensors, u64, Op) {
     let mut tensors = Tensors::default();
     let op = (case.make)(&mut tensors, rows);
@@ -67,7 +67,7 @@ fn launches(case: &Case, rows: usize, sm: u32) -> (Vec<Launch>, Tensors, u64, Op
     (launches.iter().copied().collect(), tensors, least, op)
 }
 
-/// Memory with a number of each type everywhere.
+/// Memory in which each float is 0.25, and each integer and fp8 number is 0.
 fn memory(tensors: &Tensors, op: &Op) -> Memory {
     let mut memory = Memory::default();
     for t in &tensors.all {
@@ -86,7 +86,7 @@ fn memory(tensors: &Tensors, op: &Op) -> Memory {
     memory
 }
 
-/// Programs as NVRTC compiles them.
+/// Programs compiled by NVRTC.
 #[derive(Default)]
 struct Programs(HashMap<(&'static str, u32), Module>);
 
@@ -137,14 +137,14 @@ fn report(config: &Config, case: &Case, programs: &mut Programs) {
         let blocks: f64 = launch.grid.iter().map(|x| f64::from(*x)).product();
         let of_part: f64 = part.grid.iter().map(|x| f64::from(*x)).product();
         let scale = match part.kernel {
-            // Its work grows with the tokens, not with pairs of them.
+            // The work of this kernel grows with the tokens, not with pairs of tokens.
             "attention_delta" => blocks / of_part,
-            // Its rows are the blocks of the kernel before it.
+            // The rows of this kernel are the blocks of the kernel before.
             "norm_gradients" => f64::from(whole[0].grid[0]) / f64::from(parts[0].grid[0]),
             _ => scale,
         };
         let mut fields = vec![config.name.to_string(), case.name.into(), part.kernel.into()];
-        // The least bytes are of the op; its first launch has them.
+        // The least bytes belong to the op; its first launch has them.
         let least = if at == 0 { least as f64 } else { 0.0 };
         let numbers = [blocks, part.block.into(), (part.shared_bytes as f64), scale, least];
         fields.extend(numbers.map(|x| format!("{x:.0}")));

@@ -5,18 +5,18 @@ use device::{Dropout, Dtype, FP8_SINCE, Heads, MAXIMA, Op, VocabShard};
 
 /// A config's sizes on one GPU.
 pub(crate) struct Config {
-    /// Its file in configs/.
+    /// Name of the config's file in configs/.
     pub(crate) name: &'static str,
     pub(crate) sm: u32,
     value: Dtype,
     llama: bool,
-    /// Tokens of a micro-batch, and those of them that a rank norms.
+    /// Tokens of a micro-batch, and the number of them that a rank norms.
     tokens: usize,
     normed: usize,
     hidden: usize,
-    /// Heads and heads of keys and values of this rank.
+    /// Query heads, and key-value heads, of this rank.
     heads: (usize, usize),
-    /// Columns of the feed-forward part, and of the vocabulary, of this rank.
+    /// Columns of the feed-forward layer, and of the vocabulary, on this rank.
     ffn: usize,
     vocab: usize,
     seq_len: usize,
@@ -61,7 +61,7 @@ pub(crate) fn configs() -> [Config; 3] {
     [h100, llama3, dgx2]
 }
 
-/// Longest sample that runs; longer ones have more pairs of tiles.
+/// Tokens of the longest sample that runs; longer samples have more pairs of tiles.
 const LONGEST: usize = 1024;
 const DIM: usize = 128;
 const NO_DROPOUT: Dropout = Dropout { p: 0.0, key: 0, first_row: 0 };
@@ -130,7 +130,8 @@ impl Config {
         ]
     }
 
-    /// Of the widest input of a linear, as it lies, and of its gradient, both ways.
+    /// Conversions to fp8: the widest input of a linear in its own layout, and its gradient in both
+    /// layouts.
     fn of_fp8(&self) -> [Case; 3] {
         let (value, ffn) = (self.value, self.ffn);
         let quantize = move |t: &mut Tensors, rows, format: Dtype, both: bool| {
@@ -196,11 +197,11 @@ impl Config {
     fn attention(&self) -> [Case; 2] {
         let (value, group) = (self.value, self.heads.0 / self.heads.1);
         let (seq_len, samples) = (self.seq_len, self.tokens / self.seq_len);
-        // The part is one head of keys of a sample with LONGEST tokens.
+        // The part is one key-value head of a sample with LONGEST tokens.
         let pairs = |tokens: usize| (tokens / 64 * (tokens / 64 + 1)) as f64;
         let make = move |backward: bool| -> OpMaker {
             Box::new(move |t, shared| {
-                // The whole has all heads of all samples; its part one head of keys.
+                // The whole op has all heads of all samples; its part has one key-value head.
                 let (tokens, samples) = if shared == 1 { (LONGEST, 1) } else { (seq_len, samples) };
                 let kv_count = shared / samples;
                 let count = kv_count * group;

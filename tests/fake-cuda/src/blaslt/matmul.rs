@@ -15,7 +15,7 @@ use crate::{
 
 const TF32: i32 = 77;
 
-/// Addresses of a product's operands.
+/// Addresses of a matmul's operands.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Operands {
     pub(super) alpha: usize,
@@ -26,7 +26,7 @@ pub(super) struct Operands {
     pub(super) d: usize,
 }
 
-/// A matrix as it is addressed: element (i, j) stands at `i * row_step + j * col_step`.
+/// Addressing of a matrix: element (i, j) has the index `i * row_step + j * col_step`.
 #[derive(Debug, Clone, Copy)]
 struct Matrix {
     float: Float,
@@ -83,7 +83,7 @@ impl Matrix {
     }
 }
 
-/// A product that is supported and whose shapes fit.
+/// A supported matmul with matching shapes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Product {
     desc: Desc,
@@ -133,7 +133,7 @@ impl Product {
         if fits { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
-    /// The combinations that cuBLASLt has for fp32 sums.
+    /// Checks that cuBLASLt supports this combination of types with fp32 sums.
     fn check_types(&self) -> CallResult {
         let computes_f32 = matches!(self.desc.compute_type, 68 | 69 | 74 | 75 | TF32);
         let (a, b) = (self.a.float, self.b.float);
@@ -151,13 +151,14 @@ impl Product {
         }
         let config = config();
         let bf16_missing = self.a.float == Float::Bf16 && config.sm < 80;
-        // CUDA 13 has dropped everything before Turing.
+        // CUDA 13 dropped all architectures before Turing.
         let dropped = config.cublaslt_version >= 130_000 && config.sm < 75;
         if bf16_missing || dropped { Err(ARCH_MISMATCH) } else { Ok(()) }
     }
 
-    /// Products of fp8: from sm_89 on, along the order of both matrices, in multiples of 16, not both of E5M2, to 16 bits or
-    /// fp32, with both scales.
+    /// Whether cuBLASLt supports an fp8 matmul. Only A is transposed, sizes are multiples of 16, at
+    /// most one of A and B is E5M2, the result has 16 bits or fp32, and both scales are given.
+    /// Below sm_89: `ARCH_MISMATCH`.
     fn has_fp8(&self, a: Fp8, b: Fp8) -> Result<bool, c_int> {
         if config().sm < 89 {
             return Err(ARCH_MISMATCH);
@@ -180,7 +181,7 @@ impl Product {
         {
             return Err(INVALID_VALUE);
         }
-        // Nothing says that the library ignores what an epilogue does not use.
+        // No manual says that the library ignores settings that the epilogue does not use.
         if !epilogue.uses_aux() && (self.desc.aux != 0 || self.desc.aux_ld != 0) {
             return Err(INVALID_VALUE);
         }
@@ -189,7 +190,7 @@ impl Product {
         if epilogue.uses_aux() && !aux_fits { Err(INVALID_VALUE) } else { Ok(()) }
     }
 
-    /// Starts the product on a stream.
+    /// Enqueues the matmul on a stream.
     pub(super) fn enqueue(self, stream: &Stream, operands: Operands) -> CallResult {
         if [operands.alpha, operands.beta, operands.a, operands.b, operands.d].contains(&0) {
             return Err(INVALID_VALUE);
@@ -220,7 +221,7 @@ impl Product {
         Ok(())
     }
 
-    /// What is loaded when this kind of product first runs.
+    /// Code that is loaded at the first matmul of this kind.
     fn code(&self) -> LoadedCode {
         let types = [self.a.float, self.b.float, self.d.float, self.bias];
         let key = types.iter().fold(0, |key, float| 8 * key + float.number());
@@ -283,7 +284,7 @@ impl Product {
         }
     }
 
-    /// All elements in fp32, rounded to TF32 where the product asks for it.
+    /// All elements in fp32, rounded to TF32 if the compute type is TF32.
     fn gathered(&self, matrix: &Matrix, base: usize, by_panels: bool) -> GatheredMatrix {
         let tf32 = self.desc.compute_type == TF32 && matrix.float == Float::F32;
         let element = |i, j| {
@@ -294,7 +295,7 @@ impl Product {
         GatheredMatrix::new(matrix.rows, matrix.cols, by_panels, element)
     }
 
-    /// The epilogue, on the fp32 sums (m, n).
+    /// Applies the epilogue to the fp32 sums (m, n).
     fn finish(&self, batch: usize, a: &GatheredMatrix, b: &GatheredMatrix, sums: &mut [f32]) {
         let (m, n, k) = (self.d.rows, self.d.cols, self.a.cols);
         let epilogue = Epilogue(self.desc.epilogue);
@@ -358,7 +359,7 @@ impl Epilogue {
         self.0 & bit != 0
     }
 
-    /// All but those with a ReLU mask.
+    /// Whether the epilogue is supported: all but the epilogues with a ReLU mask.
     fn is_known(self) -> bool {
         matches!(self.0, 1 | 2 | 4 | 6 | 32 | 36 | 160 | 164 | 192 | 208 | 256 | 512)
     }

@@ -29,14 +29,14 @@ const ARCH_MISMATCH: c_int = 8;
 const EXECUTION_FAILED: c_int = 13;
 const NOT_SUPPORTED: c_int = 15;
 
-/// A matrix in memory, as its layout descriptor says.
+/// A layout descriptor: type, shape and addressing of a matrix.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     data_type: i32,
     rows: u64,
     cols: u64,
     ld: i64,
-    /// 0 column-major, 1 row-major.
+    /// Order of the elements: 0 column-major, 1 row-major.
     order: i32,
     batch: i32,
     batch_stride: i64,
@@ -48,7 +48,7 @@ impl Layout {
     }
 }
 
-/// By the numbers of `cudaDataType`.
+/// The element type of a number of `cudaDataType`.
 fn float_of(data_type: i32) -> Result<Float, c_int> {
     match data_type {
         0 => Ok(Float::F32),
@@ -60,12 +60,12 @@ fn float_of(data_type: i32) -> Result<Float, c_int> {
     }
 }
 
-/// A product's descriptor.
+/// A matmul descriptor.
 #[derive(Debug, Clone, Copy)]
 struct Desc {
     compute_type: i32,
     scale_type: i32,
-    /// 0: alpha and beta on the host, 1: on the device.
+    /// Place of alpha and beta: 0 host, 1 device.
     pointer_mode: i32,
     trans_a: i32,
     trans_b: i32,
@@ -77,7 +77,7 @@ struct Desc {
     aux_type: i32,
     aux_ld: i64,
     aux_batch_stride: i64,
-    /// Addresses of the scales of A and B, in fp32 on the device; 0: 1.
+    /// Device addresses of the fp32 scales of A and B; address 0 means a scale of 1.
     scale_a: usize,
     scale_b: usize,
 }
@@ -107,7 +107,7 @@ fn removed<T>(table: &Handles<T>, handle: *mut c_void) -> c_int {
     status(table.remove(handle).map(drop).map_err(|_| INVALID_VALUE))
 }
 
-/// The value that an attribute buffer holds; its size must be that of the type.
+/// The value in an attribute buffer, whose size must be the size of `T`.
 fn value<T: Copy>(buffer: *const c_void, size: usize) -> Result<T, c_int> {
     if buffer.is_null() || size != size_of::<T>() {
         return Err(INVALID_VALUE);
@@ -123,7 +123,7 @@ unsafe extern "C" fn cublasLtCreate(out: *mut *mut c_void) -> c_int {
     {
         return NOT_INITIALIZED;
     }
-    // On the current device, or the first without a context.
+    // The current device loads the code, or the first device without a current context.
     let device = current_device().unwrap_or(&machine().devices[0]);
     if device.load_once(LoadedCode::CublasLt).is_err() {
         return ALLOC_FAILED;
@@ -262,7 +262,7 @@ unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
         11 => value(buffer, size).map(|v| desc.aux = v),
         12 => value(buffer, size).map(|v| desc.aux_ld = v),
         13 => value(buffer, size).map(|v| desc.aux_batch_stride = v),
-        15 => Ok(()), // how many SMs to aim for
+        15 => Ok(()), // target number of SMs
         17 => value(buffer, size).map(|v| desc.scale_a = v),
         18 => value(buffer, size).map(|v| desc.scale_b = v),
         22 => value(buffer, size).map(|v| desc.aux_type = v),
@@ -282,7 +282,7 @@ unsafe extern "C" fn cublasLtMatmulPreferenceDestroy(handle: *mut c_void) -> c_i
     removed(&tables().preferences, handle)
 }
 
-/// 1 is the largest workspace; the others change nothing here.
+/// Sets a preference. Attribute 1 is the largest workspace in bytes; the others have no effect.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cublasLtMatmulPreferenceSetAttribute(
     handle: *mut c_void,
@@ -308,7 +308,7 @@ struct Heuristic {
     reserved: [c_int; 4],
 }
 
-/// Marks an algorithm that came from the heuristic below.
+/// Mark of an algorithm from the heuristic below.
 const ALGORITHM: u64 = 0xFACE_B1A5;
 
 fn product(desc: *mut c_void, layouts: [*mut c_void; 4]) -> Result<Product, c_int> {
@@ -320,7 +320,7 @@ fn product(desc: *mut c_void, layouts: [*mut c_void; 4]) -> Result<Product, c_in
     Product::new(desc, layout(a)?, layout(b)?, layout(c)?, layout(d)?)
 }
 
-/// One algorithm for whatever is supported; it wants no workspace.
+/// Returns one algorithm for each supported matmul; the algorithm needs no workspace.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     _handle: *mut c_void,

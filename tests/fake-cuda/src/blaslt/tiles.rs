@@ -1,4 +1,4 @@
-//! The product itself, on fp32 copies of the operands.
+//! The matmul itself, on fp32 copies of the operands.
 
 const PANEL: usize = 16;
 const ROWS: usize = 4;

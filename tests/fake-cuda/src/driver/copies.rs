@@ -17,7 +17,7 @@ use crate::{
     stream::Stream,
 };
 
-/// One end of a copy: what the caller says it is.
+/// One end of a copy, of the kind that the caller declares.
 #[derive(Debug, Clone, Copy)]
 enum End {
     Host(usize),
@@ -31,7 +31,7 @@ impl End {
         }
     }
 
-    /// `Ok(true)`: pageable host memory, so that the copy must be done when the call returns.
+    /// Whether the end is pageable host memory; the copy must then be done when the call returns.
     fn is_pageable(self, bytes: usize, device: usize) -> Result<bool, c_int> {
         match (self, place(self.address(), bytes)) {
             (Self::Device(_), Place::Device(_) | Place::Pinned) => Ok(false),

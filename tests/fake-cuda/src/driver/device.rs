@@ -1,4 +1,4 @@
-//! Devices and what they can do.
+//! Devices and their attributes.
 #![expect(unsafe_code, reason = "exported C functions")]
 
 use std::{
@@ -25,7 +25,7 @@ unsafe extern "C" fn cuInit(flags: c_uint) -> c_int {
     code::SUCCESS
 }
 
-/// Permitted before `cuInit`.
+/// The driver's version; permitted before `cuInit`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDriverGetVersion(out: *mut c_int) -> c_int {
     put(out, config().driver_version).map_or_else(|error| error, |()| code::SUCCESS)
@@ -106,7 +106,8 @@ fn uuid(ordinal: c_int) -> [u8; 16] {
     bytes
 }
 
-/// By the numbers of `CUdevice_attribute`; roughly an A100 unless `FAKECUDA_SM` says otherwise.
+/// Value of an attribute by its number in `CUdevice_attribute`. The device is roughly an A100
+/// unless `FAKECUDA_SM` says otherwise.
 fn attribute_value(attribute: c_int, ordinal: c_int) -> c_int {
     let config = config();
     match attribute {

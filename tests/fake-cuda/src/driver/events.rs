@@ -28,12 +28,12 @@ const DISABLE_TIMING: u32 = 2;
 /// Seconds by which the clock of events is ahead.
 static AHEAD: AtomicU64 = AtomicU64::new(0);
 
-/// From here on events say that so much more time has gone by.
+/// Sets the clock of events forward, by seconds.
 pub(crate) fn advance(seconds: u64) {
     AHEAD.fetch_add(seconds, SeqCst);
 }
 
-/// One recorded point: done when the stream has come there.
+/// One recorded point of a stream, and the time at which the stream reached the point.
 #[derive(Debug, Default)]
 struct Point {
     reached: Mutex<Option<Instant>>,
@@ -46,7 +46,7 @@ impl Point {
         self.changed.notify_all();
     }
 
-    /// Waits until the stream has come here, or until the waiting device is lost.
+    /// Waits until the stream reaches the point, or until the waiting device is lost.
     fn wait(&self, health: &Health) -> CallResult {
         let mut reached = lock(&self.reached);
         while reached.is_none() {
@@ -76,7 +76,7 @@ impl Event {
 
 static EVENTS: LazyLock<Handles<Event>> = LazyLock::new(Handles::default);
 
-/// An event of a living device.
+/// The event of a handle; an error if its device is lost.
 fn event(handle: *mut c_void) -> Result<Arc<Event>, c_int> {
     let event = EVENTS.get(handle)?;
     machine().devices[event.device].alive()?;
@@ -158,7 +158,7 @@ driver_functions! {
         elapsed(out, start, end)
     }
 
-    /// Of CUDA 12.8 and later. An older driver has no such symbol at all.
+    /// Function of CUDA 12.8 and later. An older driver has no such symbol at all.
     fn cuEventElapsedTime_v2(out: *mut f32, start: *mut c_void, end: *mut c_void) {
         if config().driver_version < 12080 {
             return Err(code::NOT_SUPPORTED);

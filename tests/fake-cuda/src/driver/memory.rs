@@ -1,4 +1,4 @@
-//! Allocation of device memory, with a limit per device; where an address lies.
+//! Allocates device memory, with a limit per device, and finds the memory of an address.
 #![expect(unsafe_code, reason = "exported C functions")]
 
 use std::{
@@ -16,17 +16,17 @@ use crate::{
     sync::{complain, lock},
 };
 
-/// Where an address range lies.
+/// Memory that contains an address range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Device(usize),
     Pinned,
-    /// Begins or ends within a known range, but is not inside it.
+    /// A range that overlaps a known range but is not inside.
     Broken,
     Unknown,
 }
 
-/// Looks `bytes` at `address` up among device allocations and pinned ranges.
+/// Finds `bytes` at `address` among the device allocations and the pinned ranges.
 pub(crate) fn place(address: usize, bytes: usize) -> Place {
     for device in &machine().devices {
         match within(&lock(&device.memory).live, address, bytes, |&size| size) {
@@ -42,7 +42,7 @@ pub(crate) fn place(address: usize, bytes: usize) -> Place {
     }
 }
 
-/// `Some(true)` inside a range, `Some(false)` across the edge of one, `None` outside all.
+/// `Some(true)` if the bytes are inside a range, `Some(false)` if they cross an edge, else `None`.
 fn within<T>(
     ranges: &BTreeMap<usize, T>,
     address: usize,
@@ -55,13 +55,13 @@ fn within<T>(
     (address < last).then_some(address >= *first && end <= last)
 }
 
-/// Whether a range is pinned for copies of `device`.
+/// Whether the host range at `address` is pinned for copies of `device`.
 pub(crate) fn is_pinned_for(address: usize, device: usize) -> bool {
     let host = lock(&machine().host);
     host.range(..=address).next_back().is_some_and(|(_, range)| range.is_pinned_for(device))
 }
 
-/// For work that runs now: the range must be device memory or pinned memory.
+/// Checks, when an op runs, that a range is device memory or pinned memory.
 pub(crate) fn check_accessible(what: &str, address: usize, bytes: usize) -> CallResult {
     match place(address, bytes) {
         Place::Device(_) | Place::Pinned => Ok(()),
@@ -83,7 +83,7 @@ fn allocate_on(device: &Device, bytes: usize) -> Result<usize, c_int> {
     lock(&device.memory).allocate(bytes, config().memory)
 }
 
-/// Frees what any device has at `address`.
+/// Frees the device allocation that starts at `address`.
 fn free_at(address: usize) -> CallResult {
     STATS.frees.add(1);
     let found = machine().devices.iter().map(|device| lock(&device.memory).free(address));
@@ -147,7 +147,7 @@ driver_functions! {
         pool_device(pool).map(drop)
     }
 
-    /// Attributes are 32 or 64 bits wide; 4 and above are 64.
+    /// Attributes are 32 bits wide below 4 and 64 bits wide from 4 on.
     fn cuMemPoolGetAttribute(pool: *mut c_void, attribute: c_int, value: *mut c_void) {
         let used = lock(&pool_device(pool)?.memory).in_use();
         match attribute {
@@ -172,7 +172,7 @@ driver_functions! {
     }
 }
 
-/// The only pool of a device is its default pool.
+/// Handle of the default pool of device 0. A device has no other pool.
 const FIRST_POOL: usize = 0x1000;
 
 fn pool_of(device: usize) -> *mut c_void {

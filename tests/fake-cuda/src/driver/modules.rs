@@ -100,7 +100,7 @@ impl Launch {
         if !possible {
             return Err(code::INVALID_VALUE);
         }
-        // The emulator knows one-dimensional blocks only.
+        // The emulator supports only one-dimensional blocks.
         if self.block[1] * self.block[2] == 1 { Ok(()) } else { Err(code::NOT_SUPPORTED) }
     }
 }
@@ -164,7 +164,7 @@ fn reached((&bytes, &value): (&usize, &u64)) -> Option<usize> {
     }
 }
 
-/// A kernel reads another device's memory only where its own may access that.
+/// Refuses a kernel whose argument points to another device's memory without peer access.
 fn reach(device: &Device, peer: usize, kernel: &CStr) -> CallResult {
     if peer == device.ordinal || lock(&device.peers).contains(&peer) {
         return Ok(());
@@ -220,7 +220,7 @@ driver_functions! {
         Err(code::NOT_FOUND)
     }
 
-    /// 1 = eager.
+    /// The loading mode; 1 is eager.
     fn cuModuleGetLoadingMode(out: *mut c_int) {
         put(out, 1)
     }

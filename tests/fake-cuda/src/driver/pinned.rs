@@ -42,7 +42,7 @@ driver_functions! {
         put(out, pointer.cast())
     }
 
-    /// Waits for the devices first: a copy may still use the memory.
+    /// Waits for the current device first: a copy may still use the memory.
     fn cuMemFreeHost(pointer: *mut c_void) {
         let address = pointer as usize;
         let range = lock(&machine().host).get(&address).copied();
@@ -82,7 +82,7 @@ driver_functions! {
         Ok(())
     }
 
-    /// A copy that still runs then fails with `ILLEGAL_ADDRESS`: its memory is pinned no more.
+    /// A copy that runs later fails with `ILLEGAL_ADDRESS`: its memory is no longer pinned.
     fn cuMemHostUnregister(pointer: *mut c_void) {
         current_device()?;
         let mut host = lock(&machine().host);
@@ -98,7 +98,7 @@ driver_functions! {
         }
     }
 
-    /// Of a range's first address only, and of one that was registered to be mapped.
+    /// Device address of the first address of a range, which must have the flag `MAPPED`.
     fn cuMemHostGetDevicePointer_v2(out: *mut u64, pointer: *mut c_void, _flags: c_uint) {
         const MAPPED: u32 = 2;
         let device = current_device()?.ordinal;
@@ -113,7 +113,7 @@ driver_functions! {
         put(out, range.ok_or(code::INVALID_VALUE)?.flags)
     }
 
-    /// 1 context, 2 memory type (1 host, 2 device), 3 and 4 addresses, 9 ordinal.
+    /// Attributes: 1 context, 2 memory (1 host, 2 device), 3 and 4 addresses, 8 managed, 9 ordinal.
     fn cuPointerGetAttribute(out: *mut c_void, attribute: c_int, address: u64) {
         let found = place(address as usize, 1);
         let device = match found {

@@ -76,7 +76,7 @@ fn write_value(handle: *mut c_void, address: u64, value: u32) -> CallResult {
 /// A caller's pointer that a job carries to the stream's thread.
 struct UserData(*mut c_void);
 
-// SAFETY: the C interface passes the pointer to whichever thread runs the host function.
+// SAFETY: the C interface passes the pointer to the thread that runs the host function.
 unsafe impl Send for UserData {}
 
 impl UserData {

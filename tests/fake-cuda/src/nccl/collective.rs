@@ -1,4 +1,4 @@
-//! A rank's part of a collective: what it is, and what it reads and writes.
+//! A rank's part of a collective: its kind, and the memory that it reads and writes.
 
 use super::reduce::{Element, Reduction};
 use crate::{call::CallResult, driver::memory::check_accessible};
@@ -13,7 +13,7 @@ pub(super) enum CollectiveKind {
 }
 
 impl CollectiveKind {
-    /// By its number here.
+    /// The kind with this number in a request to another process.
     pub(super) fn new(number: u64) -> Option<Self> {
         use CollectiveKind::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
         let all = [AllReduce, ReduceScatter, Reduce, AllGather, Broadcast];
@@ -21,7 +21,8 @@ impl CollectiveKind {
     }
 }
 
-/// One rank's part; `count` as in the call: per rank in reduce-scatter and all-gather.
+/// One rank's part of a collective. `count` is the argument of the call, in reduce-scatter and
+/// all-gather the elements per rank.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Collective {
     pub(super) kind: CollectiveKind,
@@ -55,7 +56,7 @@ impl Collective {
         (sent * self.bytes(), received * self.bytes())
     }
 
-    /// What this rank reads and writes must be live memory.
+    /// Checks that this rank reads and writes only live memory.
     pub(super) fn check(&self, rank: usize, ranks: usize) -> CallResult {
         let (sent, received) = self.lengths(rank, ranks);
         if self.kind != CollectiveKind::Broadcast || rank == self.root {
@@ -68,7 +69,7 @@ impl Collective {
     }
 }
 
-/// Says it in a complaint.
+/// Text of a part for messages.
 pub(super) fn describe(part: &Collective) -> String {
     format!("{:?} of {} {:?} (root {})", part.kind, part.count, part.element, part.root)
 }

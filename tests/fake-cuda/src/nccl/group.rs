@@ -5,9 +5,9 @@ use std::{cell::RefCell, ffi::c_int, sync::Arc};
 use super::{collective::Collective, world::Comm};
 use crate::stream::Stream;
 
-/// A call that a group holds back.
+/// A call that waits for the end of its group.
 pub(super) enum DeferredCall {
-    /// Waits until all ranks of the communicator have come.
+    /// Waits until all ranks of the communicator have joined.
     Join(Arc<Comm>),
     Collective(Arc<Comm>, Arc<Stream>, Collective),
 }
@@ -24,7 +24,7 @@ pub(super) fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
-/// Runs the calls when the outermost group ends.
+/// Ends a group; the end of the outermost group runs the calls.
 pub(super) fn end() -> Result<(), c_int> {
     let calls = GROUP.with_borrow_mut(|group| -> Result<Vec<DeferredCall>, c_int> {
         group.depth = group.depth.checked_sub(1).ok_or(super::INVALID_USAGE)?;
@@ -33,7 +33,7 @@ pub(super) fn end() -> Result<(), c_int> {
     run(calls)
 }
 
-/// Outside a group: runs at once.
+/// Adds the call to the current group, or runs it immediately outside of a group.
 pub(super) fn defer_or_run(call: DeferredCall) -> Result<(), c_int> {
     let call = GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {

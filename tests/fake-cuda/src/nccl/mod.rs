@@ -1,4 +1,4 @@
-//! `libnccl.so.2`; see [`world`] for how ranks meet, and [`remote`] for those in other processes.
+//! `libnccl.so.2`: [`world`] runs the collectives, [`remote`] connects ranks of other processes.
 #![expect(unsafe_code, reason = "exported C functions")]
 
 mod collective;
@@ -75,7 +75,7 @@ unsafe extern "C" fn ncclGetUniqueId(out: *mut UniqueId) -> c_int {
     status(server::new_id().and_then(|id| put_value(out, UniqueId(id))))
 }
 
-/// Joins a rank to its world. The device is the current one, or 0 without a context.
+/// Adds a rank on `device` to its world; `IN_PROGRESS` if the call does not block.
 fn join(
     out: *mut *mut c_void,
     ranks: c_int,
@@ -177,7 +177,7 @@ unsafe extern "C" fn ncclCommDestroy(handle: *mut c_void) -> c_int {
     SUCCESS
 }
 
-/// The rank's collectives end at once, undone; its peers still wait for it.
+/// The rank's collectives end immediately, without results; its peers still wait for the rank.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclCommAbort(handle: *mut c_void) -> c_int {
     let Ok(comm) = comms().remove(handle) else { return INVALID_ARGUMENT };
@@ -216,7 +216,7 @@ unsafe extern "C" fn ncclGroupEnd() -> c_int {
     status(group::end())
 }
 
-/// One rank's part in a collective, as a call gives it.
+/// Arguments of a collective's call.
 struct Call {
     kind: CollectiveKind,
     send: *const c_void,

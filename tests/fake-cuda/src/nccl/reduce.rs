@@ -1,5 +1,5 @@
-//! Element types and reductions. Sums run in rank order, and 16-bit types add in fp32 and round once; or they go around a
-//! ring (`FAKECUDA_NCCL_HOPS`).
+//! Element types and reductions. Sums run in rank order; 16-bit types are added in fp32 and rounded
+//! once. With `FAKECUDA_NCCL_HOPS`, sums of 16-bit types go around a ring.
 #![expect(unsafe_code, reason = "reads and writes elements by address")]
 
 use half::{bf16, f16};
@@ -19,7 +19,7 @@ pub(super) enum Element {
 }
 
 impl Element {
-    /// By the numbers of `ncclDataType_t`.
+    /// The type of a number of `ncclDataType_t`.
     pub(super) fn new(data_type: i32) -> Option<Self> {
         use Element::{Bf16, F16, F32, F64, I8, I32, I64, U8, U32, U64};
         let all = [I8, U8, I32, U32, I64, U64, F16, F32, F64, Bf16];
@@ -46,14 +46,14 @@ pub(super) enum Reduction {
 }
 
 impl Reduction {
-    /// By the numbers of `ncclRedOp_t`.
+    /// The reduction of a number of `ncclRedOp_t`.
     pub(super) fn new(op: i32) -> Option<Self> {
         let all = [Self::Sum, Self::Product, Self::Max, Self::Min, Self::Average];
         all.get(usize::try_from(op).ok()?).copied()
     }
 }
 
-/// A type with the type that it is reduced in.
+/// An element type, and the type `Wide` in which it is reduced.
 trait Number: Copy {
     type Wide: Copy;
     fn widen(self) -> Self::Wide;
@@ -121,7 +121,7 @@ floats! {
 
 integers! { i8; u8; i32; u32; i64; u64; }
 
-/// How the ranks' numbers are added up.
+/// Order in which the ranks' values are added.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Order {
     /// In rank order, rounded once.
@@ -163,7 +163,7 @@ pub(super) unsafe fn reduce(
     out
 }
 
-/// The sources in the order in which a ring adds them.
+/// The sources in the order in which they are added.
 fn rotated(sources: &[usize], order: Order) -> Vec<usize> {
     let mut sources = sources.to_vec();
     if let Order::Ring(first) = order {
@@ -173,7 +173,7 @@ fn rotated(sources: &[usize], order: Order) -> Vec<usize> {
 }
 
 /// # Safety
-/// Every source has `count` readable elements, and `to` room for as many.
+/// Every source has `count` readable elements, and `to` has room for `count` elements.
 unsafe fn reduce_as<T: Number>(
     op: Reduction,
     hops: bool,

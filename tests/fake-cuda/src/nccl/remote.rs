@@ -1,5 +1,6 @@
-//! Worlds of other processes. The process that has made a world's id has the world. Ranks of other processes ask over a socket
-//! that the id names: one connection for each collective, and one that lasts as long as the rank.
+//! Worlds of other processes. The process that created a world's id owns the world. Ranks of other
+//! processes send requests over a socket that the id names: one connection for each collective, and
+//! one connection for the lifetime of the rank.
 #![expect(unsafe_code, reason = "collectives move data between addresses that were checked")]
 
 use std::{
@@ -18,33 +19,33 @@ use crate::config::config;
 
 pub(super) type Id = [u8; 128];
 
-/// What every id begins with.
+/// First bytes of every id.
 pub(super) const MARK: &[u8; 8] = b"fakenccl";
 
-/// Of this process among all: its number and its start.
+/// Number that identifies this process, from the process id and the time.
 pub(super) static PROCESS: LazyLock<u64> = LazyLock::new(|| {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32
 });
 
-/// The process that has made an id.
+/// Number of the process that created an id.
 fn home(id: &Id) -> u64 {
     let mut number = [0; 8];
     number.copy_from_slice(&id[16..24]);
     u64::from_le_bytes(number)
 }
 
-/// Whether this process has made an id.
+/// Whether this process created an id.
 pub(super) fn is_here(id: &Id) -> bool {
     home(id) == *PROCESS
 }
 
-/// The number of this process.
+/// Number that identifies this process.
 pub(super) fn process() -> u64 {
     *PROCESS
 }
 
-/// An address without a file, which ends with the process.
+/// Socket address of a process. It has no file and ends with the process.
 pub(super) fn address(process: u64) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("onebox-fake-nccl-{process:016x}"))
 }
@@ -53,12 +54,12 @@ fn connect(id: &Id) -> Result<UnixStream, c_int> {
     address(home(id)).and_then(|to| UnixStream::connect_addr(&to)).map_err(|_| REMOTE_ERROR)
 }
 
-/// Kinds of requests; each begins with one of them, an id, the number of ranks and a rank.
+/// Kinds of requests. A request begins with its kind, an id, the number of ranks and a rank.
 pub(super) const JOIN: u64 = 0;
 pub(super) const STATE: u64 = 1;
 pub(super) const COLLECTIVE: u64 = 2;
 
-/// Said at the end by a rank that leaves in order.
+/// Last byte of a rank that leaves in order.
 pub(super) const LEAVES: u8 = 1;
 
 fn request(what: u64, id: &Id, numbers: &[u64]) -> Vec<u8> {
@@ -76,14 +77,14 @@ pub(super) fn numbers<const N: usize>(stream: &mut impl Read) -> io::Result<[u64
     Ok(numbers)
 }
 
-/// A world that another process has, as one of its ranks sees it.
+/// A rank's view of a world that another process owns.
 #[derive(Debug)]
 pub(super) struct RemoteRank {
     id: Id,
     ranks: usize,
 }
 
-/// The connection that lasts as long as a rank.
+/// The connection for the lifetime of a rank.
 #[derive(Debug)]
 pub(super) struct RankConnection(UnixStream);
 
@@ -119,7 +120,7 @@ impl RemoteRank {
         }
     }
 
-    /// Number of ranks that have come, and the world's error.
+    /// Number of ranks that have joined, and the world's error.
     pub(super) fn state(&self, life: &RankConnection) -> (usize, c_int) {
         let all = [self.ranks as u64, 0];
         let asked = connect(&self.id).and_then(|mut stream| {
@@ -132,7 +133,8 @@ impl RemoteRank {
         }
     }
 
-    /// The work of a collective, on this rank's memory. False when it was given up, or never ends.
+    /// Runs a collective on this rank's memory. False if the wait ends early or the connection
+    /// fails.
     pub(super) fn collective(
         &self,
         sequence: u64,
@@ -149,7 +151,7 @@ impl RemoteRank {
         let (sends, receives) = part.lengths(rank, self.ranks);
         let moves = !config().accounting;
         if moves {
-            // SAFETY: the caller has checked the buffer, which nobody writes before this ends.
+            // SAFETY: the caller has checked the buffer, and nothing writes it before this ends.
             message.extend_from_slice(unsafe {
                 std::slice::from_raw_parts(part.send as *const u8, sends)
             });
@@ -162,14 +164,14 @@ impl RemoteRank {
             return false;
         }
         if moves {
-            // SAFETY: the caller has checked the buffer, which nobody uses before this ends.
+            // SAFETY: the caller has checked the buffer, and nothing else uses it before this ends.
             unsafe { (part.recv as *mut u8).copy_from(received.as_ptr(), received.len()) };
         }
         true
     }
 }
 
-/// Fills `buffer`, unless the other end is gone or `gives_up`.
+/// Fills `buffer`; false if the other end is gone or the caller gives up.
 fn read_unless(stream: &mut UnixStream, buffer: &mut [u8], gives_up: &dyn Fn() -> bool) -> bool {
     let mut filled = 0;
     while filled < buffer.len() {

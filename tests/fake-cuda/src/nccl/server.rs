@@ -1,5 +1,5 @@
-//! The process that has made a world's id listens behind it; a thread stands for each rank of another process, with copies of
-//! that rank's buffers.
+//! Server in the process that created a world's id. One thread represents each rank of another
+//! process, with copies of that rank's buffers.
 
 use std::{
     ffi::c_int,
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{config::config, sync::complain};
 
-/// An id, behind which this process listens from now on.
+/// Creates an id. The first call starts to listen for ranks of other processes.
 pub(super) fn new_id() -> Result<Id, c_int> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     static LISTENS: OnceLock<bool> = OnceLock::new();
@@ -39,7 +39,7 @@ pub(super) fn new_id() -> Result<Id, c_int> {
     if *listens { Ok(id) } else { Err(SYSTEM_ERROR) }
 }
 
-/// Answers one connection, on a thread of its own.
+/// Answers one connection on its own thread.
 fn serve(stream: UnixStream) {
     let thread = std::thread::Builder::new().name("fake NCCL peer".into());
     let answer = move || {
@@ -81,7 +81,7 @@ fn answer(stream: &mut UnixStream) -> io::Result<()> {
     }
 }
 
-/// Takes the part of a rank of another process in a collective.
+/// Represents a rank of another process in a collective.
 fn stand_in(stream: &mut UnixStream, world: &Arc<World>, rank: usize) -> io::Result<()> {
     let [sequence, kind, count, element, reduction, root] = numbers(stream)?;
     let found =
@@ -108,7 +108,7 @@ fn stand_in(stream: &mut UnixStream, world: &Arc<World>, rank: usize) -> io::Res
     stream.set_nonblocking(true)?;
     let gone = || matches!((&*stream).read(&mut [0]), Ok(0));
     if !world.await_round(sequence, &gone) {
-        // The last rank to come may still use them.
+        // The last rank of the collective may still use the buffers.
         let _: (&mut [u8], &mut [u8]) = (sent.leak(), received.leak());
         return Ok(());
     }

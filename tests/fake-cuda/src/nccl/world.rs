@@ -1,6 +1,6 @@
-//! Where ranks meet. A rank's job posts its part and waits; the last one to come does the work of
-//! all. A part that does not fit the others is an error that all ranks see, and the collective
-//! never completes: like NCCL's own, it ends when the communicator is aborted.
+//! Worlds of ranks, and their collectives. A rank's job posts its part and waits; the last part
+//! starts the work of all ranks. A part that does not match the others is an error that all ranks
+//! see. The collective then never completes: as in NCCL, it ends when the communicator is aborted.
 #![expect(unsafe_code, reason = "collectives move data between addresses that were checked")]
 
 use std::{
@@ -48,14 +48,14 @@ struct Meeting {
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) ranks: usize,
-    /// Where another process has it; nothing of the rest is used then.
+    /// View of a world that another process owns; the `meeting` here then stays empty.
     away: Option<RemoteRank>,
     meeting: Mutex<Meeting>,
     changed: Condvar,
 }
 
 impl World {
-    /// The world of a unique id; the first rank to come makes it.
+    /// The world of a unique id; its first rank creates it.
     pub(super) fn named(id: [u8; 128], ranks: usize) -> Result<Arc<Self>, c_int> {
         static WORLDS: LazyLock<Mutex<HashMap<[u8; 128], Arc<World>>>> =
             LazyLock::new(Mutex::default);
@@ -81,7 +81,7 @@ impl World {
         Ok(())
     }
 
-    /// Adds a rank of this process, whoever has the world.
+    /// Adds a rank of this process, to its own world or to the world of another process.
     pub(super) fn enter(
         &self,
         rank: usize,
@@ -93,13 +93,13 @@ impl World {
         }
     }
 
-    /// A rank of another process is gone.
+    /// Records that the process of a rank is gone.
     pub(super) fn lose(&self, rank: usize) {
         let text = format!("NCCL: the process of rank {rank} is gone");
         self.fail(&mut lock(&self.meeting), REMOTE_ERROR, &text);
     }
 
-    /// Number of ranks that have come, and the error.
+    /// Number of ranks that have joined, and the world's error.
     pub(super) fn state(&self) -> (usize, c_int) {
         let meeting = lock(&self.meeting);
         (meeting.joined.len(), meeting.error)
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    /// Waits for the end of a round that this rank has posted in. False: given up.
+    /// Waits for the end of a round with a part of this rank. False if the caller gives up.
     pub(super) fn await_round(&self, sequence: u64, gives_up: &dyn Fn() -> bool) -> bool {
         let mut meeting = lock(&self.meeting);
         while !meeting.rounds.get(&sequence).is_some_and(|round| round.done) {
@@ -129,7 +129,7 @@ impl World {
         true
     }
 
-    /// Adds a rank's part; the last one does the work.
+    /// Adds a rank's part; the last part starts the work of all ranks.
     pub(super) fn post(&self, sequence: u64, rank: usize, part: Collective) {
         let mut meeting = lock(&self.meeting);
         let round = meeting.rounds.entry(sequence).or_default();
@@ -172,14 +172,14 @@ pub(super) struct Comm {
     pub(super) world: Arc<World>,
     pub(super) rank: usize,
     pub(super) device: usize,
-    /// Collectives enqueued so far.
+    /// Number of collectives enqueued so far.
     sequence: AtomicU64,
     running: Mutex<usize>,
     idle: Condvar,
     aborted: AtomicBool,
-    /// Bytes that its connections take: none before its first collective.
+    /// Whether the connections for small and for large collectives exist.
     connected: Mutex<[bool; 2]>,
-    /// To the process that has the world, where that is another one.
+    /// Connection to the process that owns the world, if that is another process.
     life: Option<RankConnection>,
 }
 
@@ -213,7 +213,7 @@ impl Comm {
         }
     }
 
-    /// Number of ranks that have come, and the world's error.
+    /// Number of ranks that have joined, and the world's error.
     fn state(&self) -> (usize, c_int) {
         match (&self.world.away, &self.life) {
             (Some(away), Some(life)) => away.state(life),
@@ -221,7 +221,8 @@ impl Comm {
         }
     }
 
-    /// Algorithms are connected at their first collective, as since NCCL 2.22.
+    /// Counts the memory of connections at an algorithm's first collective, as NCCL does since
+    /// 2.22.
     pub(super) fn connect(&self, bytes: usize) -> CallResult {
         let device = &machine().devices[self.device];
         let mut connected = lock(&self.connected);
@@ -246,7 +247,7 @@ impl Comm {
         }
     }
 
-    /// `IN_PROGRESS` until all ranks have come.
+    /// The world's error; `IN_PROGRESS` until all ranks have joined.
     pub(super) fn async_error(&self) -> c_int {
         match self.state() {
             (joined, SUCCESS) if joined < self.world.ranks => IN_PROGRESS,
@@ -268,7 +269,7 @@ impl Comm {
         }
     }
 
-    /// Whether to give a wait up: aborted, or on a lost device.
+    /// Whether a wait must end, because the communicator is aborted or the device is lost.
     fn gives_up(&self, health: &Health) -> bool {
         self.aborted.load(SeqCst) || health.alive().is_err()
     }
@@ -297,7 +298,7 @@ impl Comm {
             part.check(comm.rank, world.ranks)?;
             let gives_up = || comm.gives_up(health);
             if let Some(away) = &world.away {
-                // One that never ends is left by an abort alone.
+                // A collective that never completes ends only with an abort or a lost device.
                 let done = away.collective(sequence, comm.rank, &part, &gives_up);
                 while !done && !gives_up() {
                     drop(wait_briefly(&world.changed, lock(&world.meeting)));
@@ -311,12 +312,12 @@ impl Comm {
     }
 }
 
-/// The work of all ranks; results are made before any is written, so that buffers may be shared.
+/// Does the work of all ranks. Results are computed before any is written: ranks may share buffers.
 fn perform(parts: &[Collective]) {
     let first = parts[0];
     let (bytes, root) = (first.bytes(), first.root);
     let sends = |offset: usize| parts.iter().map(|part| part.send + offset).collect::<Vec<_>>();
-    // The ring of part i ends at rank i, which has the sum then.
+    // The ring of part i ends at rank i, which then has the sum.
     let order = |part: usize| {
         let around = config().hops && first.element.bytes() == 2;
         if around { Order::Ring((part + 1) % parts.len()) } else { Order::Ranks }
@@ -355,7 +356,8 @@ fn perform(parts: &[Collective]) {
         }
     };
     for (address, content) in results {
-        // SAFETY: a receive buffer that its rank's job has checked for so many bytes; `content` is a copy.
+        // SAFETY: the rank's job has checked the receive buffer for these bytes; `content` is a
+        // copy.
         unsafe { (address as *mut u8).copy_from(content.as_ptr(), content.len()) };
     }
 }

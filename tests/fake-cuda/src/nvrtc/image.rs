@@ -1,4 +1,4 @@
-//! What the compiler makes: a text with the names of the kernels.
+//! Output of the fake compiler: a text with the names of the kernels.
 #![expect(unsafe_code, reason = "an image is given by its first address")]
 
 use std::collections::BTreeSet;
@@ -6,18 +6,18 @@ use std::collections::BTreeSet;
 const MAGIC: &str = "fake-cuda image\n";
 const END: &str = "\nend\n";
 
-/// What a module is loaded from.
+/// Image from which a module is loaded.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Image {
-    /// The architecture of a cubin; `None` in PTX, which fits all.
+    /// The architecture of a cubin; `None` for PTX, which fits all architectures.
     pub(crate) sm: Option<i32>,
     pub(super) kernels: BTreeSet<String>,
-    /// The source makes names by macros, so that `kernels` may lack some.
+    /// Whether macros of the source create names; `kernels` may then lack some.
     pub(super) open: bool,
 }
 
 impl Image {
-    /// Whether the source has this kernel, as far as can be told.
+    /// Whether the source has this kernel. True for any name if macros create names.
     pub(crate) fn holds(&self, kernel: &str) -> bool {
         self.open || self.kernels.contains(kernel)
     }
@@ -36,7 +36,7 @@ impl Image {
         }
         let mut bytes = Vec::new();
         while !bytes.ends_with(END.as_bytes()) {
-            // SAFETY: neither the magic nor the end mark is complete, so the image goes on.
+            // SAFETY: neither the magic nor the end mark is complete, so the image continues.
             let byte = unsafe { start.add(bytes.len()).read() };
             let expected = MAGIC.as_bytes().get(bytes.len());
             if byte == 0 || expected.is_some_and(|&expected| expected != byte) {
@@ -55,7 +55,7 @@ impl Image {
     }
 }
 
-/// The names after `__global__`, and whether macros may make more.
+/// The kernel names after `__global__`, and whether macros may create more names.
 pub(super) fn kernels_of(source: &str) -> Image {
     let code = without_comments(source);
     let by_macro = |line: &str| {
@@ -67,7 +67,7 @@ pub(super) fn kernels_of(source: &str) -> Image {
     Image { sm: None, kernels, open }
 }
 
-/// The identifier before the parameter list, launch bounds left out.
+/// The identifier before the parameter list; launch bounds are skipped.
 fn kernel_name(after: &str) -> Option<String> {
     let mut rest = after;
     loop {

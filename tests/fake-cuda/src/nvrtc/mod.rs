@@ -74,7 +74,7 @@ impl Program {
         0
     }
 
-    /// The few errors that can be seen without a compiler.
+    /// The first of the few errors that need no compiler to be found.
     fn first_error(&self, options: &[String]) -> Option<String> {
         if fails("compile", 0) {
             return Some("compilation failed on demand".into());
@@ -93,7 +93,7 @@ impl Program {
     }
 }
 
-/// Compute capabilities, each with the first version that compiles for it.
+/// Compute capabilities, each with the first NVRTC version that compiles for it.
 const ARCHITECTURES: [(i32, (i32, i32)); 17] = [
     (50, (0, 0)),
     (52, (0, 0)),
@@ -114,7 +114,7 @@ const ARCHITECTURES: [(i32, (i32, i32)); 17] = [
     (121, (12, 9)),
 ];
 
-/// Those for which the library compiles; CUDA 13 has dropped everything before Turing.
+/// Compute capabilities for which the library compiles. CUDA 13 dropped all before Turing.
 fn architectures() -> Vec<i32> {
     let config = config();
     if let Some(given) = &config.nvrtc_architectures {
@@ -179,7 +179,7 @@ fn is_known(option: &str) -> bool {
     !option.starts_with('-') || KNOWN.iter().any(|known| option.starts_with(known))
 }
 
-/// What ptxas says with `-v`; the figures are invented.
+/// Output of ptxas with `-v`; the figures are invented.
 fn resource_log(image: &Image, sm: i32) -> String {
     let entry = |name: &String| {
         format!(
@@ -222,7 +222,7 @@ unsafe extern "C" fn nvrtcGetSupportedArchs(out: *mut c_int) -> c_int {
         return INVALID_INPUT;
     }
     let all = architectures();
-    // SAFETY: the caller made room for as many as the function above says.
+    // SAFETY: the caller made room for the number that the function above returns.
     unsafe { std::slice::from_raw_parts_mut(out, all.len()) }.copy_from_slice(&all);
     0
 }
@@ -255,8 +255,8 @@ unsafe extern "C" fn nvrtcDestroyProgram(handle: *mut *mut c_void) -> c_int {
     if handle.is_null() {
         return INVALID_PROGRAM;
     }
-    // SAFETY: not null, and a program's handle by the C interface. It is read only: cudarc passes
-    // the address of an immutable variable.
+    // SAFETY: not null, and a program's handle by the C interface. The handle is only read: cudarc
+    // passes the address of an immutable variable.
     let program = unsafe { *handle };
     status(programs().remove(program).map(drop).map_err(|_| INVALID_PROGRAM))
 }
@@ -272,13 +272,13 @@ unsafe extern "C" fn nvrtcCompileProgram(
     program.compile(&unsafe { strings(count, options) })
 }
 
-/// The text that a program has for a caller, without a terminator.
+/// An output text of a program, without a terminator.
 fn output(handle: *mut c_void, text: fn(&Compilation) -> Option<String>) -> Result<String, c_int> {
     let program = programs().get(handle).map_err(|_| INVALID_PROGRAM)?;
     text(&lock(&program.compiled)).ok_or(INVALID_PROGRAM)
 }
 
-/// A cubin needs a real architecture.
+/// The program's cubin, which needs a real architecture.
 fn cubin(compiled: &Compilation) -> Option<String> {
     let made = compiled.done && !compiled.virtual_only;
     made.then(|| compiled.image.text(compiled.image.sm))
@@ -295,7 +295,7 @@ fn log(compiled: &Compilation) -> Option<String> {
 macro_rules! outputs {
     ($($size:ident, $get:ident, $text:ident;)*) => {
         $(
-            /// The size counts the terminator.
+            /// Size of the text in bytes, with the terminator.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $size(handle: *mut c_void, out: *mut usize) -> c_int {
                 status(output(handle, $text).and_then(|text| put(out, text.len() + 1)))
@@ -306,7 +306,7 @@ macro_rules! outputs {
                 let text = output(handle, $text).map(|text| CString::new(text).unwrap_or_default());
                 let Ok(text) = text else { return INVALID_PROGRAM };
                 let bytes = text.as_bytes_with_nul();
-                // SAFETY: the caller made room for as many bytes as the size function says.
+                // SAFETY: the caller made room for the bytes that the size function returns.
                 unsafe { out.cast::<u8>().copy_from(bytes.as_ptr(), bytes.len()) };
                 0
             }

@@ -4,12 +4,12 @@ use half::{bf16, f16};
 
 use super::op::{Alu, Comparison, Kind, Round, Type};
 
-/// Lower `bits` bits.
+/// The lower `bits` bits of `x`.
 pub(super) fn keep(x: u64, bits: u32) -> u64 {
     if bits >= 64 { x } else { x & ((1 << bits) - 1) }
 }
 
-/// Sign-extended from `bits` bits.
+/// `x` sign-extended from `bits` bits.
 pub(super) fn signed(x: u64, bits: u32) -> i64 {
     let unused = 64 - bits.min(64);
     (x << unused).cast_signed() >> unused
@@ -23,7 +23,7 @@ fn of_f32(x: f32) -> u64 {
     u64::from(x.to_bits())
 }
 
-/// One lane's result of an operation; `None`: the operation has no such type.
+/// One lane's result of an operation; `None` if the operation has no such type.
 pub(super) fn alu(f: Alu, ty: Type, approx: bool, of: [u64; 4]) -> Option<u64> {
     match (ty.kind, ty.bits) {
         _ if moves(f) => Some(moved(f, ty.bits, of)),
@@ -34,7 +34,7 @@ pub(super) fn alu(f: Alu, ty: Type, approx: bool, of: [u64; 4]) -> Option<u64> {
     }
 }
 
-/// Operations that only move bits.
+/// Whether an operation only moves bits.
 fn moves(f: Alu) -> bool {
     matches!(f, Alu::Move | Alu::Select | Alu::Pack | Alu::Low | Alu::High | Alu::Insert)
 }
@@ -72,7 +72,7 @@ fn integer(f: Alu, ty: Type, of: [u64; 4]) -> Option<u64> {
         Alu::Mul => a.wrapping_mul(b),
         Alu::MulWide => return Some(keep(wide(a, b), 2 * bits)),
         Alu::Mad => a.wrapping_mul(b).wrapping_add(c),
-        // Unspecified; GPUs give ones.
+        // The result is unspecified; GPUs return all ones.
         Alu::Div if b == 0 => u64::MAX,
         Alu::Rem if b == 0 => a,
         Alu::Div if of_sign => x.wrapping_div(y).cast_unsigned(),
@@ -88,7 +88,7 @@ fn integer(f: Alu, ty: Type, of: [u64; 4]) -> Option<u64> {
         Alu::Xor => a ^ b,
         Alu::Not => !a,
         Alu::Neg => a.wrapping_neg(),
-        // Amounts are 32 bits; greater ones shift everything out.
+        // A shift amount has 32 bits; an amount of the width or more shifts out everything.
         Alu::ShiftLeft => a.checked_shl(of[1] as u32).unwrap_or(0),
         Alu::ShiftRight if of_sign => (x >> (of[1] as u32).min(63)).cast_unsigned(),
         Alu::ShiftRight => a.checked_shr(of[1] as u32).unwrap_or(0),
@@ -98,7 +98,7 @@ fn integer(f: Alu, ty: Type, of: [u64; 4]) -> Option<u64> {
     Some(keep(value, bits))
 }
 
-/// Four of the eight bytes of `from`. A digit from 8 on repeats the sign of its byte.
+/// Selects four of the eight bytes of `from`. A digit from 8 on repeats the sign of its byte.
 fn permute(from: u64, digits: u64) -> u64 {
     let byte = |digit: u64| {
         let byte = from >> (8 * (digit & 7)) & 0xff;
@@ -107,7 +107,7 @@ fn permute(from: u64, digits: u64) -> u64 {
     (0..4).map(|i| byte(digits >> (4 * i) & 15) << (8 * i)).sum()
 }
 
-/// IEEE 754's maximum of numbers: the other one of NaN, and +0 above -0.
+/// IEEE 754's minimum or maximum of numbers: a number wins against NaN, and +0 is above -0.
 macro_rules! extremum {
     ($a:expr, $b:expr, $above:tt, $negative:expr) => {
         match ($a, $b) {
@@ -137,7 +137,7 @@ fn single(f: Alu, approx: bool, [a, b, c, _]: [f32; 4]) -> Option<u64> {
     Some(of_f32(value))
 }
 
-/// Subnormals become 0.
+/// `x`, with subnormals replaced by 0.
 fn flush(x: f32) -> f32 {
     if x.is_subnormal() { 0.0_f32.copysign(x) } else { x }
 }
@@ -180,7 +180,7 @@ pub(super) fn holds(compare: Comparison, ty: Type, a: u64, b: u64) -> bool {
     }
 }
 
-/// One lane's result of a conversion; `None`: there is none between these types.
+/// One lane's result of a conversion; `None` if these types have no conversion.
 pub(super) fn convert(to: Type, from: Type, round: Round, integral: bool, a: u64) -> Option<u64> {
     use Kind::{Brain, Float, Signed, Unsigned};
     Some(match ((from.kind, from.bits), (to.kind, to.bits)) {
@@ -215,7 +215,7 @@ fn rounded(x: f64, round: Round) -> f64 {
     }
 }
 
-/// The nearest number of an integer type; of NaN 0.
+/// `x` rounded and clamped to an integer type; 0 for NaN.
 fn whole(x: f64, to: Type, round: Round) -> u64 {
     let x = rounded(x, round);
     let value = match (to.kind, to.bits) {

@@ -1,4 +1,4 @@
-//! Where a block runs, and what a launch shows.
+//! State of a running block, and the results of a launch.
 
 use std::collections::HashSet;
 
@@ -8,17 +8,17 @@ use super::kernel::Kernel;
 use super::memory::{Memory, Region};
 use super::op::Instruction;
 
-/// What a launch showed.
+/// Results of a launch.
 #[derive(Debug, Default)]
 pub struct Run {
-    /// The first fault of each kind at each instruction. After one of kind `Parted` or `Endless` the launch is not
-    /// complete.
+    /// The first fault of each kind at each instruction. A fault of kind `Parted` or `Endless` ends
+    /// the launch early.
     pub faults: Vec<Fault>,
     /// Counts over all blocks.
     pub counts: Counts,
 }
 
-/// Where a block runs.
+/// State of a running block.
 #[derive(Debug)]
 pub(super) struct BlockState<'a> {
     pub(super) kernel: &'a Kernel,
@@ -27,14 +27,14 @@ pub(super) struct BlockState<'a> {
     pub(super) run: Run,
     pub(super) seen: HashSet<(FaultKind, usize)>,
     pub(super) block: [u32; 3],
-    /// Of the block.
+    /// Number of the block in the grid.
     pub(super) number: usize,
-    /// Barriers so far.
+    /// Number of barriers that the block has passed.
     pub(super) epoch: u64,
 }
 
 impl BlockState<'_> {
-    /// Keeps the first fault of a kind at an instruction.
+    /// Records the first fault of a kind at an instruction.
     pub(super) fn report(&mut self, kind: FaultKind, at: usize, thread: usize, about: String) {
         if !self.seen.insert((kind, at)) {
             return;

@@ -1,4 +1,4 @@
-//! A kernel that is read: its registers, constants, labels and variables by name.
+//! State while a kernel is read: its registers, constants, labels and variables by name.
 
 use std::collections::HashMap;
 
@@ -6,13 +6,13 @@ use super::kernel::Kernel;
 use super::op::{Address, Op, Reg, SpecialRegister};
 use super::text::immediate;
 
-/// A kernel that comes to be.
+/// A kernel under construction.
 pub(super) struct Builder<'a> {
     pub(super) kernel: Kernel,
     pub(super) registers: HashMap<&'a str, Reg>,
     constants: HashMap<u64, Reg>,
     pub(super) labels: HashMap<&'a str, usize>,
-    /// Offsets of variables in shared memory; `None` where dynamic memory starts.
+    /// Offsets of variables in shared memory; `None` for dynamic memory.
     shared: HashMap<&'a str, Option<usize>>,
 }
 
@@ -29,7 +29,7 @@ impl<'a> Builder<'a> {
         builder
     }
 
-    /// Takes a variable of shared memory; other declarations say nothing that is needed.
+    /// Adds a variable of shared memory; other declarations have no effect.
     pub(super) fn declare(&mut self, text: &'a str) {
         let Some((_, rest)) = text.split_once(".shared") else { return };
         let words: Vec<&str> = rest.split_whitespace().collect();
@@ -74,7 +74,7 @@ impl<'a> Builder<'a> {
         register
     }
 
-    /// Register of an operand: a register, a number, a variable's address.
+    /// Register of an operand, which is a register, a number or a variable's address.
     pub(super) fn value(&mut self, operand: &'a str) -> Result<Reg, String> {
         if operand.starts_with('%') {
             return Ok(self.register(operand));
@@ -96,7 +96,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// `[%rd1+8]`
+    /// Reads an address such as `[%rd1+8]`.
     pub(super) fn address(&mut self, operand: &'a str) -> Result<Address, String> {
         let inner = operand.trim_matches(['[', ']']).trim();
         let (base, offset) = inner.split_once('+').unwrap_or((inner, "0"));

@@ -1,4 +1,4 @@
-//! What a launch did, counted.
+//! Counts of a launch: instructions and memory accesses.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::op::{Alu, Kind, Op, Space};
 pub enum Unit {
     /// Sums, products and comparisons of f32.
     Single,
-    /// Anything of f64.
+    /// All operations of f64.
     Double,
     /// Integers and bits.
     Integer,
@@ -74,33 +74,33 @@ pub(super) fn unit(op: &Op) -> Unit {
     }
 }
 
-/// Counts of a launch. A request is one instruction of one warp.
+/// Counts of a launch. A request is one memory instruction of one warp.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Instructions of warps, by kind.
+    /// Number of warp instructions, by kind.
     pub instructions: BTreeMap<Unit, u64>,
-    /// The same of threads.
+    /// Number of thread instructions.
     pub threads: u64,
     /// Requests to global memory.
     pub requests: u64,
-    /// Sectors of 32 bytes that these touch.
+    /// Sectors of 32 bytes that the requests access.
     pub sectors: u64,
     /// Sectors that the same bytes need if they are adjacent.
     pub least_sectors: u64,
-    /// Bytes read from global memory, each as often as it is read.
+    /// Bytes read from global memory; a byte counts at each read.
     pub read: u64,
     /// Bytes written to global memory.
     pub written: u64,
-    /// Distinct bytes read and distinct bytes written of global memory.
+    /// Distinct bytes read plus distinct bytes written, in global memory.
     pub touched: u64,
-    /// Passes of shared memory.
+    /// Passes over shared memory.
     pub passes: u64,
-    /// Passes without bank conflicts.
+    /// Passes over shared memory without bank conflicts.
     pub least_passes: u64,
 }
 
 impl Counts {
-    /// Instructions of warps.
+    /// Number of warp instructions.
     pub fn executed(&self) -> u64 {
         self.instructions.values().sum()
     }
@@ -110,7 +110,7 @@ impl Counts {
         self.threads as f64 / self.executed().max(1) as f64
     }
 
-    /// Takes the addresses of one request to global memory.
+    /// Counts one request to global memory.
     pub(super) fn global(&mut self, addresses: &[u64], bytes: usize, write: bool) {
         let last = |at: u64| (at + bytes as u64 - 1) / 32;
         let mut sectors: Vec<u64> = addresses.iter().flat_map(|&at| at / 32..=last(at)).collect();
@@ -126,8 +126,8 @@ impl Counts {
             (addresses.len() * bytes) as u64;
     }
 
-    /// Takes the addresses of one request to shared memory: 32 banks of 4 bytes; 8 bytes go by halves of a warp, 16 by
-    /// quarters.
+    /// Counts one request to shared memory, which has 32 banks of 4 bytes. Accesses of 8 bytes run
+    /// by halves of a warp, and of 16 bytes by quarters.
     pub(super) fn shared(&mut self, addresses: &[(usize, u64)], bytes: usize) {
         let group = 128 / bytes.max(4);
         for first in (0..32).step_by(group) {

@@ -1,4 +1,4 @@
-//! From an instruction's name and operands to an [`Op`].
+//! Decodes an instruction's name and operands into an [`Op`].
 
 use super::alu::{alu, convert};
 use super::builder::Builder;
@@ -6,7 +6,7 @@ use super::op::{Alu, Comparison, Kind, Op, Reg, Round, Shuffle, Space, Type};
 use super::text::{members, operands};
 use crate::fp8::Fp8;
 
-/// `None`: there is no such instruction here.
+/// The op of an instruction; `None` if the interpreter does not support the instruction.
 pub(super) fn decode<'a>(
     builder: &mut Builder<'a>,
     name: &str,
@@ -64,7 +64,7 @@ impl<'a> Decoder<'_, 'a> {
         self.parts.contains(&part)
     }
 
-    /// The last part that is a type.
+    /// The last part of the name that is a type.
     fn ty(&self) -> Result<Type, String> {
         self.parts.iter().rev().find_map(|part| type_of(part)).ok_or_else(|| "no type".into())
     }
@@ -155,7 +155,7 @@ impl<'a> Decoder<'_, 'a> {
         }))
     }
 
-    /// `mov`, and the ones that join two values or part one.
+    /// Decodes `mov`, including the forms that pack two halves or extract one half.
     fn move_value(&mut self) -> DecodeResult {
         let ty = if self.has("pred") { PREDICATE } else { self.ty()? };
         let (to, from) = (self.text(0)?, self.text(1)?);
@@ -181,7 +181,7 @@ impl<'a> Decoder<'_, 'a> {
         if self.has("warp") {
             return Ok(Some(Op::WarpBarrier { lanes: self.reg(0)? }));
         }
-        // Only the barrier of all threads.
+        // Only the barrier of all threads is supported.
         Ok((self.has("sync") && self.given == ["0"]).then_some(Op::Barrier))
     }
 
@@ -200,7 +200,7 @@ impl<'a> Decoder<'_, 'a> {
             (self.builder.address(self.text(0)?)?, self.builder.address(self.text(1)?)?);
         let bytes = self.text(2)?.parse().map_err(|_| "the size is no number")?;
         let sizes: &[usize] = if self.has("cg") { &[16] } else { &[4, 8, 16] };
-        // A fourth operand may also be a predicate.
+        // A fourth operand may also be a predicate, which is not supported.
         if !sizes.contains(&bytes) || self.given.get(3).is_some_and(|text| text.starts_with("%p")) {
             return Ok(None);
         }
@@ -274,7 +274,7 @@ impl<'a> Decoder<'_, 'a> {
         let ty = if self.has("pred") { PREDICATE } else { self.ty()? };
         let float = matches!(ty.kind, Kind::Float | Kind::Brain);
         let approx = self.has("approx");
-        // Only these kinds of rounding, and no subnormals that become 0 but where the manual says approximate.
+        // Only rounding to nearest is supported, and `ftz` only with `approx`.
         let known = float && ty.bits >= 32 && !self.has("sat") && (approx || !self.has("ftz"));
         let rounds = ["rz", "rm", "rp", "full", "cc", "hi"].iter().any(|part| self.has(part));
         if (float && !known) || rounds {
@@ -349,7 +349,7 @@ fn alu_of(parts: &[&str]) -> Option<Alu> {
         "shr" => Alu::ShiftRight,
         "selp" => Alu::Select,
         "bfi" => Alu::Insert,
-        // Without a mode of its own.
+        // Only `prmt` without a mode is supported.
         "prmt" if parts.len() == 2 => Alu::Permute,
         "rcp" => Alu::Reciprocal,
         "sqrt" => Alu::Root,

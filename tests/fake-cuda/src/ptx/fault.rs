@@ -1,42 +1,43 @@
-//! What the interpreter finds wrong with a kernel.
+//! Faults that the interpreter finds in a kernel.
 
 use std::fmt;
 
 /// Kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FaultKind {
-    /// Two threads touch one byte, at least one writes it, and nothing orders the two accesses: no barrier of the block
-    /// and, within a warp, no `__syncwarp`. A shuffle orders no memory. Nothing orders threads of two blocks. Nor does anything
-    /// order a copy by `cp.async` and what its own thread does before it waits for the copy.
+    /// Two threads access one byte, at least one writes it, and nothing orders the two accesses. A
+    /// barrier of the block orders them, and so does `__syncwarp` within a warp; a shuffle does
+    /// not. Nothing orders threads of two blocks. A copy by `cp.async` and accesses of its own
+    /// thread are not ordered before the thread waits for the copy.
     Race,
-    /// A read of bytes that nothing has written.
+    /// A read of bytes that were never written.
     Uninitialised,
     /// An address that is no multiple of the access's size.
     Misaligned,
-    /// An access outside the memory that the launch was given.
+    /// An access outside of the launch's memory.
     OutOfRange,
     /// A barrier, shuffle or matrix operation that some of its threads do not reach.
     Parted,
-    /// The kernel runs on and on.
+    /// A kernel that does not end.
     Endless,
 }
 
 /// A fault, the first of its kind at its instruction.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// What is wrong.
+    /// Kind of the fault.
     pub kind: FaultKind,
     /// The kernel's name.
     pub kernel: String,
     /// Line of the PTX text, from 1.
     pub line: usize,
-    /// Line of the source, where the text has line information.
+    /// Line of the source; empty if the text has no line information.
     pub source: String,
-    /// The block.
+    /// Index of the block in the grid.
     pub block: [u32; 3],
-    /// The thread of the block.
+    /// Number of the thread in the block.
     pub thread: u32,
-    /// The address, and the other thread of a race.
+    /// Details: the address, and the other thread of a race.
     pub about: String,
 }
 

@@ -1,8 +1,8 @@
-//! Control flow: where lanes meet again after a branch.
+//! Control flow: the instructions at which lanes reconverge after a branch.
 
 use super::op::{Instruction, Op};
 
-/// By instruction, the immediate post-dominator of its block; `code.len()` is the kernel's end.
+/// By instruction, the start of its block's immediate post-dominator; `code.len()` is the end.
 pub(super) fn meets(code: &[Instruction]) -> Vec<usize> {
     let blocks = Blocks::of(code);
     let parents = blocks.post_dominators();
@@ -18,7 +18,7 @@ struct Blocks {
     /// First instruction of each block.
     starts: Vec<usize>,
     block_of: Vec<usize>,
-    /// Blocks that follow each block; the number of blocks stands for the end.
+    /// Blocks that follow each block; the number of blocks means the kernel's end.
     next: Vec<Vec<usize>>,
 }
 
@@ -60,7 +60,8 @@ impl Blocks {
         Self { starts, block_of, next }
     }
 
-    /// By block, its immediate post-dominator, by the algorithm of Cooper, Harvey and Kennedy on the reversed graph.
+    /// Immediate post-dominator of each block, by the algorithm of Cooper, Harvey and Kennedy on
+    /// the reversed graph.
     fn post_dominators(&self) -> Vec<usize> {
         let end = self.starts.len();
         let order = self.backward_order();
@@ -80,11 +81,11 @@ impl Blocks {
                 parent[block] = found;
             }
         }
-        // A block that never reaches the end meets nowhere before it.
+        // Lanes of a block that never reaches the end do not reconverge before the end.
         parent.iter().map(|&found| if found == usize::MAX { end } else { found }).collect()
     }
 
-    /// Blocks from the end against the flow, each before those that lead only to it.
+    /// Blocks in reverse postorder of the reversed graph, from the kernel's end.
     fn backward_order(&self) -> Vec<usize> {
         let end = self.starts.len();
         let mut before = vec![Vec::new(); end + 1];
@@ -110,7 +111,7 @@ impl Blocks {
     }
 }
 
-/// The nearest block that both have among their post-dominators.
+/// The nearest common post-dominator of two blocks.
 fn common(parent: &[usize], rank: &[usize], mut a: usize, mut b: usize) -> usize {
     while a != b {
         if rank[a] > rank[b] {

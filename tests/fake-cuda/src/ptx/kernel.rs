@@ -13,13 +13,13 @@ pub struct Kernel {
     /// Bytes of shared memory that the source declares.
     pub shared_bytes: usize,
     pub(super) code: Vec<Instruction>,
-    /// By instruction, where lanes that part there meet again.
+    /// By instruction, the instruction at which separated lanes reconverge.
     pub(super) meets: Vec<usize>,
     /// Number of registers.
     pub(super) registers: usize,
     pub(super) constants: Vec<(Reg, u64)>,
     pub(super) specials: Vec<(Reg, SpecialRegister)>,
-    /// By parameter.
+    /// Register of each parameter.
     pub(super) arguments: Vec<Reg>,
     /// The registers that hold the start of dynamic shared memory.
     pub(super) dynamic: Vec<Reg>,

@@ -1,4 +1,4 @@
-//! Runs a grid.
+//! Runs the blocks of a grid.
 
 use std::collections::HashSet;
 
@@ -16,16 +16,16 @@ const MOST_STEPS: u64 = 1 << 32;
 /// Size of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Blocks by dimension.
+    /// Number of blocks in each dimension.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Number of threads in a block.
     pub block: u32,
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
 }
 
 impl Kernel {
-    /// Runs the kernel. `arguments` are its parameters in order, each in the lower bytes of 8.
+    /// Runs the kernel. `arguments` are its parameters in order, each in the lower bytes of a word.
     pub fn run(
         &self,
         shape: &Shape,
@@ -37,7 +37,7 @@ impl Kernel {
             return Err(format!("{}: {given} arguments for {wanted} parameters", self.name));
         }
         memory.begin();
-        // Dynamic memory follows the declared, aligned as kernels declare it.
+        // Dynamic memory follows the declared memory, with the alignment that kernels declare.
         let dynamic = self.shared_bytes.next_multiple_of(16);
         let mut warps: Vec<Warp> = (0..shape.block as usize)
             .step_by(32)
@@ -88,7 +88,7 @@ impl BlockState<'_> {
         }
     }
 
-    /// Whether the block came to its end.
+    /// Runs a block to its end; false if a fault ends the launch.
     fn block(&mut self, warps: &mut [Warp]) -> bool {
         loop {
             for warp in warps.iter_mut() {
@@ -114,7 +114,7 @@ impl BlockState<'_> {
         }
     }
 
-    /// Runs a warp to a barrier or to its end; false: the launch is over.
+    /// Runs a warp to a barrier or to its end; false if a fault ends the launch.
     fn warp(&mut self, warp: &mut Warp) -> bool {
         for _ in 0..MOST_STEPS {
             let Some((at, lanes)) = warp.next(self.kernel) else { return true };

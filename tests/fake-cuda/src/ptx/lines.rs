@@ -10,7 +10,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Files stand at the end of the text, so they are read before it.
+    /// Reads the files, which are at the end of the text, before all other statements.
     pub(super) fn of(text: &str) -> Self {
         let file = |line: &str| {
             let (number, name) =
@@ -21,11 +21,11 @@ impl Lines {
         Self { files: text.lines().filter_map(file).collect(), at: String::new() }
     }
 
-    /// Takes `.loc FILE LINE COLUMN[, function_name F, inlined_at FILE LINE COLUMN]`.
+    /// Reads `.loc FILE LINE COLUMN[, function_name F, inlined_at FILE LINE COLUMN]`.
     pub(super) fn take(&mut self, statement: &str) {
         let words: Vec<&str> =
             statement.split([' ', '\t', ',']).filter(|word| !word.is_empty()).collect();
-        // Line 0 says that the instruction belongs to no line; the last place is nearer the truth.
+        // Line 0 means that the instruction belongs to no line; the last place is nearer the truth.
         if words.get(2).is_none_or(|line| *line == "0") {
             return;
         }
@@ -40,7 +40,7 @@ impl Lines {
         format!("{}:{}", file.map_or("?", |name| name), words.get(1).unwrap_or(&"?"))
     }
 
-    /// `norm.cu:12`, or `prelude.cuh:96 in norm.cu:12` of an inlined function.
+    /// The current place: `norm.cu:12`, or `prelude.cuh:96 in norm.cu:12` for an inlined function.
     pub(super) fn here(&self) -> String {
         self.at.clone()
     }

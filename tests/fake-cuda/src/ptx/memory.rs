@@ -1,18 +1,18 @@
-//! Memory that a launch may touch, by byte: its value, whether anything wrote it, and who touched it last.
+//! Memory that a launch may access: each byte's value, whether it was written, its last accesses.
 
 use super::fault::FaultKind;
 use super::shadow::{Cell, Stamp};
 
-/// Generic addresses of shared memory start here.
+/// First generic address of shared memory.
 pub(super) const WINDOW: u64 = 0x7fff_0000_0000;
 
-/// Consecutive bytes.
+/// A range of consecutive bytes.
 #[derive(Debug, Default)]
 pub(super) struct Region {
     start: u64,
     bytes: Vec<u8>,
     written: Vec<bool>,
-    /// By byte, the copies under way that read it (of global memory) or write it (of shared memory).
+    /// By byte, the copies under way that read it (global memory) or write it (shared memory).
     under_way: Vec<u16>,
     cells: Vec<Cell>,
 }
@@ -29,14 +29,14 @@ impl Region {
         Self::new(0, vec![0xff; bytes], false)
     }
 
-    /// Before the next block.
+    /// Resets shared memory for the next block.
     pub(super) fn forget(&mut self) {
         self.bytes.fill(0xff);
         self.written.fill(false);
         self.order();
     }
 
-    /// Nothing is under way, and nothing races with what was before.
+    /// Forgets all copies and accesses, so that later accesses do not race with them.
     fn order(&mut self) {
         self.under_way.fill(0);
         self.cells.fill(Cell::default());
@@ -50,7 +50,7 @@ impl Region {
         at >= self.start && at.checked_add(count as u64).is_some_and(|end| end <= self.end())
     }
 
-    /// Reads; what is wrong with it goes to `found`.
+    /// Reads bytes; `found` gets each fault.
     pub(super) fn read(
         &mut self,
         at: u64,
@@ -81,7 +81,7 @@ impl Region {
         }
     }
 
-    /// Writes; what is wrong with it goes to `found`.
+    /// Writes bytes; `found` gets each fault.
     pub(super) fn write(
         &mut self,
         at: u64,
@@ -113,7 +113,7 @@ impl Region {
 
 /// Copies of `cp.async`.
 impl Region {
-    /// Reads for a copy that begins.
+    /// Reads the source of a copy that starts.
     pub(super) fn lend(
         &mut self,
         at: u64,
@@ -125,17 +125,17 @@ impl Region {
         self.pass(at, to.len(), |copies| *copies += 1);
     }
 
-    /// The copy has read these bytes.
+    /// Ends the read of a copy.
     pub(super) fn give_back(&mut self, at: u64, count: usize, now: Stamp) {
         self.pass(at, count, |copies| *copies -= 1);
         let from = (at - self.start) as usize;
-        // The race of a copy and an earlier write was found when it began.
+        // The race of a copy and an earlier write was found when the copy started.
         for cell in &mut self.cells[from..from + count] {
             cell.read(now);
         }
     }
 
-    /// A copy that will write these bytes begins.
+    /// Starts a copy that will write these bytes.
     pub(super) fn expect(
         &mut self,
         at: u64,
@@ -149,10 +149,10 @@ impl Region {
         self.written[from..from + count].fill(false);
     }
 
-    /// The bytes of a copy are there.
+    /// Ends a copy: writes its bytes.
     pub(super) fn arrive(&mut self, at: u64, bytes: &[u8], now: Stamp) {
         self.pass(at, bytes.len(), |copies| *copies -= 1);
-        // Accesses since the copy began were found when they came.
+        // Races with accesses since the start of the copy were found at those accesses.
         self.write(at, bytes, now, &mut |_| ());
     }
 
@@ -162,7 +162,7 @@ impl Region {
     }
 }
 
-/// What is wrong with an access.
+/// A fault of an access.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AccessFault {
     pub(super) kind: FaultKind,
@@ -171,15 +171,15 @@ pub(super) struct AccessFault {
     pub(super) other: Option<Stamp>,
 }
 
-/// Global memory of a launch: the only addresses that its kernel may touch.
+/// Global memory of a launch: the only addresses that its kernel may access.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// By address.
+    /// Regions in the order of their addresses.
     regions: Vec<Region>,
 }
 
 impl Memory {
-    /// Adds bytes at an address. Without `written` they count as not written yet.
+    /// Adds a region at an address. Without `written`, its bytes count as not written yet.
     pub fn add(&mut self, start: u64, bytes: Vec<u8>, written: bool) {
         let at = self.regions.partition_point(|region| region.start < start);
         self.regions.insert(at, Region::new(start, bytes, written));
@@ -199,20 +199,20 @@ impl Memory {
         self.regions.get_mut(next.checked_sub(1)?).filter(|region| region.holds(at, count))
     }
 
-    /// Bytes that this launch read, and bytes that it wrote, each once.
+    /// Distinct bytes that this launch read, plus distinct bytes that it wrote.
     pub(super) fn touched(&self) -> u64 {
         let cells = self.regions.iter().flat_map(|region| &region.cells);
         cells.map(Cell::touches).sum()
     }
 
-    /// A new launch: everything before it is ordered.
+    /// Starts a launch, which is ordered after all earlier accesses.
     pub(super) fn begin(&mut self) {
         self.regions.iter_mut().for_each(Region::order);
     }
 }
 
 impl Region {
-    /// Itself, if it holds `count` bytes at an address.
+    /// The region itself, if it holds `count` bytes at an address.
     pub(super) fn hold(&mut self, at: u64, count: usize) -> Option<&mut Self> {
         self.holds(at, count).then_some(self)
     }

@@ -6,7 +6,7 @@ use super::parse;
 /// The kernels of a PTX text.
 #[derive(Debug)]
 pub struct Module {
-    /// In the text's order.
+    /// Kernels in the order of the text.
     pub kernels: Vec<Kernel>,
 }
 

@@ -5,14 +5,14 @@ use crate::fp8::Fp8;
 /// Number of a register. Constants, parameters and special registers are registers that nothing writes.
 pub(super) type Reg = usize;
 
-/// How the bits of a value are meant.
+/// Meaning of a value's bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Unsigned,
     Signed,
-    /// IEEE 754 of the type's width.
+    /// IEEE 754 number of the type's width.
     Float,
-    /// The upper half of an f32.
+    /// bf16, the upper half of an f32.
     Brain,
 }
 
@@ -20,7 +20,7 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Type {
     pub(super) kind: Kind,
-    /// Width.
+    /// Width in bits.
     pub(super) bits: u32,
 }
 
@@ -30,14 +30,14 @@ impl Type {
     }
 }
 
-/// Operations of values.
+/// Operations on values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Alu {
     Move,
     Add,
     Sub,
     Mul,
-    /// The product has twice the width.
+    /// Multiplication with a result of twice the width.
     MulWide,
     /// a b + c
     Mad,
@@ -56,9 +56,9 @@ pub(super) enum Alu {
     ShiftRight,
     /// c ? a : b
     Select,
-    /// Bits of a in b, at position c, as many as d says.
+    /// Value b, with d bits at position c replaced by the lower bits of a.
     Insert,
-    /// Bytes of a (0 to 3) and b (4 to 7), by the four digits of c.
+    /// Four bytes of a (0 to 3) and b (4 to 7), selected by the four digits of c.
     Permute,
     Reciprocal,
     Root,
@@ -71,7 +71,7 @@ pub(super) enum Alu {
     High,
 }
 
-/// Comparisons. The unordered ones hold for NaN, too.
+/// Comparisons. `Unordered` also holds for NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Comparison {
     Eq,
@@ -83,7 +83,7 @@ pub(super) enum Comparison {
     Unordered(&'static Self),
 }
 
-/// How a conversion rounds.
+/// Rounding of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Round {
     Nearest,
@@ -92,12 +92,12 @@ pub(super) enum Round {
     Up,
 }
 
-/// Where an address points to.
+/// Memory space of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Space {
     Global,
     Shared,
-    /// Decided by the address.
+    /// The address decides the space.
     Generic,
 }
 
@@ -108,7 +108,7 @@ pub(super) struct Address {
     pub(super) offset: i64,
 }
 
-/// Lane of which a shuffle takes the value.
+/// Lane from which a shuffle reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shuffle {
     Up,
@@ -117,7 +117,7 @@ pub(super) enum Shuffle {
     Index,
 }
 
-/// What an instruction does.
+/// Operation of an instruction.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Op {
     Alu {
@@ -127,7 +127,7 @@ pub(super) enum Op {
         d: Reg,
         of: [Reg; 4],
     },
-    /// The result is a predicate.
+    /// Comparison; the result is a predicate.
     Set {
         compare: Comparison,
         ty: Type,
@@ -143,14 +143,14 @@ pub(super) enum Op {
         d: Reg,
         a: Reg,
     },
-    /// Two fp32 as fp8, the second in the lower byte.
+    /// Converts two fp32 values to fp8; `low` is in the lower byte.
     ToFp8 {
         format: Fp8,
         d: Reg,
         high: Reg,
         low: Reg,
     },
-    /// Turns an address of shared memory into a generic one, or back.
+    /// Converts an address of shared memory into a generic address, or back.
     Window {
         to_generic: bool,
         d: Reg,
@@ -168,7 +168,7 @@ pub(super) enum Op {
         a: Vec<Reg>,
         at: Address,
     },
-    /// Begins a copy from global to shared memory; bytes after `valid` become 0.
+    /// Starts a copy from global to shared memory; bytes after `valid` become 0.
     CopyAsync {
         to: Address,
         from: Address,
@@ -177,7 +177,7 @@ pub(super) enum Op {
     },
     /// Closes a group of copies.
     CloseCopies,
-    /// Waits for copies but those of the last so many groups; `None`: for all, in a group or not.
+    /// Waits for all copies except the last `most` groups; `None`: for all, in a group or not.
     WaitCopies {
         most: Option<u64>,
     },
@@ -190,7 +190,7 @@ pub(super) enum Op {
         clamp: Reg,
         lanes: Reg,
     },
-    /// Four (or fewer) 8 x 8 matrices of 16-bit elements.
+    /// Loads four (or fewer) 8 x 8 matrices of 16-bit elements.
     LoadMatrices {
         transposed: bool,
         d: Vec<Reg>,
@@ -204,21 +204,21 @@ pub(super) enum Op {
         b: [Reg; 2],
         c: [Reg; 4],
     },
-    /// d (8, 8) = a (8, 4) b (4, 8) + c of each quarter of the lanes, in f16.
+    /// d (8, 8) = a (8, 4) b (4, 8) + c for each quarter of the lanes; a and b are f16.
     MultiplyQuarters {
-        /// A lane has a row of b, else a column.
+        /// Whether a lane has a row of b, else a column.
         rows: bool,
         d: [Reg; 8],
         a: [Reg; 2],
         b: [Reg; 2],
         c: [Reg; 8],
     },
-    /// Of the block.
+    /// Barrier of the block.
     Barrier,
     WarpBarrier {
         lanes: Reg,
     },
-    /// Nothing to do here.
+    /// Fence, which needs no work here.
     Fence,
     Branch {
         to: usize,
@@ -226,11 +226,11 @@ pub(super) enum Op {
     Return,
 }
 
-/// An instruction and where it stands.
+/// An instruction and its lines in the texts.
 #[derive(Clone, Debug)]
 pub(super) struct Instruction {
     pub(super) op: Op,
-    /// It runs only in lanes where this predicate has this value.
+    /// Predicate and its value in the lanes that run the instruction; `None`: all lanes run it.
     pub(super) guard: Option<(Reg, bool)>,
     /// Line of the PTX text, from 1.
     pub(super) line: usize,

@@ -24,7 +24,7 @@ impl<'a> Builder<'a> {
                 format!("PTX line {}: {problem}: {}", statement.line, statement.text)
             })?;
         }
-        // A kernel without instructions still has an end.
+        // Even an empty kernel ends with an instruction.
         if self.kernel.code.is_empty() {
             return Err(format!("kernel {} has no instruction", entry.name));
         }

@@ -1,6 +1,7 @@
-//! Who touched a byte last, and whether anything orders two accesses.
+//! The last accesses of a byte, and whether anything orders two accesses.
 
-/// An access: block, epoch of the block (barriers so far), epoch of the warp (`__syncwarp`s since), thread; 0: none.
+/// Stamp of an access: block, epoch of the block (barriers so far), epoch of the warp
+/// (`__syncwarp`s since the last barrier), thread; 0: no access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stamp(u64);
 
@@ -9,7 +10,8 @@ const WITHIN: u32 = 12;
 const EPOCH: u32 = 18;
 
 impl Stamp {
-    /// Counts wrap around; two accesses so far apart are then taken for ordered or not by chance.
+    /// Stamp of an access. The epochs wrap around, so the order of very distant accesses is
+    /// arbitrary.
     pub(super) fn new(block: usize, epoch: u64, within: u64, thread: usize) -> Self {
         let fold = |x: u64, bits: u32| x & ((1 << bits) - 1);
         let block = (block as u64 + 1) << (EPOCH + WITHIN + THREAD);
@@ -29,7 +31,7 @@ impl Stamp {
         self.thread() / 32
     }
 
-    /// Whether nothing orders an earlier access and this one.
+    /// Whether nothing orders an earlier access and this access.
     fn races(self, earlier: Self) -> bool {
         if earlier == Self::default() || earlier == self {
             return false;
@@ -52,12 +54,12 @@ impl Stamp {
 pub(super) struct Cell {
     write: Stamp,
     read: Stamp,
-    /// Of another thread than `read`, of another warp where there was one. A third reader may be forgotten.
+    /// Read of another thread than `read`, if possible of another warp. A third reader may be lost.
     other: Stamp,
 }
 
 impl Cell {
-    /// 1 for a read and 1 for a write since the launch began.
+    /// Number of kinds of accesses since the launch began: 1 for reads and 1 for writes.
     pub(super) fn touches(&self) -> u64 {
         u64::from(self.read != Stamp::default()) + u64::from(self.write != Stamp::default())
     }
@@ -70,7 +72,7 @@ impl Cell {
         self.read
     }
 
-    /// The access that races with this read.
+    /// Records a read; returns the access that races with this read.
     pub(super) fn read(&mut self, now: Stamp) -> Option<Stamp> {
         if self.read == now {
             return None;
@@ -87,7 +89,7 @@ impl Cell {
         now.races(self.write).then_some(self.write)
     }
 
-    /// The access that races with this write.
+    /// Records a write; returns the access that races with this write.
     pub(super) fn write(&mut self, now: Stamp) -> Option<Stamp> {
         let found =
             [self.write, self.read, self.other].into_iter().find(|&earlier| now.races(earlier));

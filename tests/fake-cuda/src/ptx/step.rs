@@ -1,4 +1,4 @@
-//! One instruction of a warp.
+//! Runs one instruction of a warp.
 
 use super::alu::{alu, convert, f32_of, holds, keep, signed};
 use super::block_state::BlockState;
@@ -11,13 +11,13 @@ use super::shadow::Stamp;
 use super::tensor::{Lanes, multiply, multiply_quarters, share};
 use super::warp::Warp;
 
-/// How a warp goes on.
+/// Outcome of an instruction for its warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StepOutcome {
     Next,
-    /// It waits for the block.
+    /// The warp waits for the block.
     Barrier,
-    /// The launch ends here, by a fault.
+    /// A fault ends the launch.
     Over,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn step(
     StepOutcome::Next
 }
 
-/// Ends copies of `lanes`: all but those of the last `most` groups.
+/// Ends the copies of `lanes`, except the last `most` groups.
 pub(super) fn land(room: &mut BlockState<'_>, warp: &mut Warp, lanes: u32, most: Option<u64>) {
     for Copy { lane, from, to, bytes, count } in warp.copies.end(lanes, most) {
         let now = Stamp::new(room.number, room.epoch, warp.within, warp.first + lane);
@@ -158,7 +158,7 @@ impl Step<'_, '_> {
         StepOutcome::Next
     }
 
-    /// d = f in each lane that takes part.
+    /// Writes the result of `f` into register d of each lane that runs the instruction.
     fn put(&mut self, d: Reg, f: impl Fn(usize) -> u64) {
         let to = &mut self.warp.file[d];
         for (lane, to) in to.iter_mut().enumerate() {
@@ -255,7 +255,7 @@ impl Step<'_, '_> {
         }
     }
 
-    /// One lane's access: `f` makes it where the address is good, and the result says whether it is.
+    /// Makes one lane's access with `f` if the address is valid; returns whether it is valid.
     fn touch(
         &mut self,
         space: Space,

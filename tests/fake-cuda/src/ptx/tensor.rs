@@ -70,7 +70,7 @@ fn widen(ty: Type, x: u64) -> [f32; 2] {
     })
 }
 
-/// What a lane gets of an 8 x 8 matrix of 16-bit elements, given by rows of 16 bytes.
+/// A lane's two elements of an 8 x 8 matrix of 16-bit elements, given as rows of 16 bytes.
 pub(super) fn share(rows: &[[u8; 16]; 8], lane: usize, transposed: bool) -> u64 {
     let (outer, inner) = (lane / 4, lane % 4 * 2);
     let element = |row: usize, col: usize| {

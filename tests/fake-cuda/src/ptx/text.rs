@@ -51,7 +51,7 @@ pub(super) fn entries(text: &str) -> (Vec<Entry<'_>>, Vec<&str>) {
     (kernels, outside)
 }
 
-/// Position of a line of `text` in it.
+/// Byte position of `line` in `text`.
 fn offset(text: &str, line: &str) -> usize {
     line.as_ptr() as usize - text.as_ptr() as usize
 }
@@ -69,7 +69,7 @@ fn split(line: usize, text: &str) -> impl Iterator<Item = Statement<'_>> {
         .map(move |text| Statement { line, text })
 }
 
-/// The operands between commas, vectors in braces kept whole.
+/// The operands between commas; vectors in braces stay whole.
 pub(super) fn operands(text: &str) -> Vec<&str> {
     let (mut found, mut depth, mut start) = (Vec::new(), 0, 0);
     for (at, c) in text.char_indices() {
@@ -88,7 +88,7 @@ pub(super) fn operands(text: &str) -> Vec<&str> {
     found
 }
 
-/// The members of `{a, b}`; of a single operand, itself.
+/// The members of `{a, b}`; a single operand is its own member.
 pub(super) fn members(operand: &str) -> Vec<&str> {
     operand.trim_matches(['{', '}']).split(',').map(str::trim).collect()
 }

@@ -1,15 +1,15 @@
-//! A warp: its registers, and which of its lanes go where.
+//! A warp: its registers, and the paths of its lanes.
 
 use super::copies::Copies;
 use super::kernel::Kernel;
 use super::op::{Reg, SpecialRegister};
 use super::tensor::Lanes;
 
-/// Lanes that go on together.
+/// Lanes that run together.
 #[derive(Clone, Copy, Debug)]
 struct Path {
     next: usize,
-    /// Where they wait for the lanes below them on the stack.
+    /// Instruction at which they wait for the lanes below them on the stack.
     until: usize,
     lanes: u32,
 }
@@ -22,9 +22,9 @@ pub(super) struct Warp {
     pub(super) first: usize,
     /// The lanes that have a thread.
     pub(super) all: u32,
-    /// `__syncwarp`s since the last barrier.
+    /// Number of `__syncwarp`s since the last barrier.
     pub(super) within: u64,
-    /// At a barrier of the block.
+    /// Whether the warp waits at a barrier of the block.
     pub(super) waits: bool,
     pub(super) copies: Copies,
     paths: Vec<Path>,
@@ -48,7 +48,7 @@ impl Warp {
         }
     }
 
-    /// All lanes at the kernel's start, in another block.
+    /// Puts all lanes at the kernel's start, for another block.
     pub(super) fn start(&mut self, kernel: &Kernel, block: [u32; 3], grid: [u32; 3], threads: u32) {
         let first = self.first as u64;
         for &(register, special) in &kernel.specials {
@@ -78,7 +78,7 @@ impl Warp {
         }
     }
 
-    /// Those of `lanes` whose guard holds.
+    /// The part of `lanes` whose guard holds.
     pub(super) fn guarded(&self, guard: Option<(Reg, bool)>, lanes: u32) -> u32 {
         let Some((register, wanted)) = guard else { return lanes };
         let holds = self.file[register].iter().rev().fold(0, |bits, x| bits << 1 | (x & 1) as u32);
@@ -91,7 +91,8 @@ impl Warp {
         }
     }
 
-    /// The lanes `taken` go to `to`, the others to the next instruction; all meet at `meet`.
+    /// Sends the lanes `taken` to `to`, the others to the next instruction; all reconverge at
+    /// `meet`.
     pub(super) fn branch(&mut self, taken: u32, to: usize, meet: usize) {
         let Some(path) = self.paths.last_mut() else { return };
         let others = path.lanes & !taken;
@@ -108,7 +109,7 @@ impl Warp {
         }
     }
 
-    /// These lanes end.
+    /// Ends these lanes.
     pub(super) fn end(&mut self, lanes: u32) {
         if let Some(path) = self.paths.last_mut().filter(|path| path.lanes != lanes) {
             path.next += 1;

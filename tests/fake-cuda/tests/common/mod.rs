@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Runs `body` in a child of this test program, with `variables` set; `name` is the test's own.
-/// Returns what the child wrote on stderr, or `None` in the child itself.
+/// Runs `body` in a child of this test program, with `variables` set; `name` is the name of the
+/// test. Returns the child's stderr, or `None` in the child itself.
 pub(crate) fn in_child(
     name: &str,
     variables: &[(&str, &str)],

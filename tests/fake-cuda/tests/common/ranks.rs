@@ -1,4 +1,4 @@
-//! Ranks of a communicator of four, and what all of them do.
+//! Ranks of a communicator of four, and the collectives that all of them run.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) fn as_rank(
     body(rank, stream, comm);
 }
 
-/// Sums, shares of sums, gathers, and sums of 16 bits. Returns the first sum.
+/// Runs sums, shares of sums, gathers, and sums of 16 bits. Returns the first sum.
 pub(crate) fn sums_and_gathers(
     rank: usize,
     stream: &Arc<CudaStream>,

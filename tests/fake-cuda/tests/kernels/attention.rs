@@ -45,7 +45,7 @@ fn packed_sizes() -> Vec<(Size, Option<Vec<usize>>)> {
     packed.into()
 }
 
-/// Forward and backward for a compute capability; by type, the tolerances of both.
+/// Checks attention and its gradients for a compute capability; `types` has the tolerances.
 fn check_attention(sm: u32, types: &[(Dtype, [(f64, f64); 2])]) {
     let whole = attention_sizes().into_iter().map(|size| (size, None));
     for (i, ((samples, dim, heads), documents)) in whole.chain(packed_sizes()).enumerate() {
@@ -79,7 +79,7 @@ fn check_attention(sm: u32, types: &[(Dtype, [(f64, f64); 2])]) {
 
 #[test]
 fn attention_and_its_gradients_agree() {
-    // A GPU takes its own kernels for 16 bits.
+    // A GPU uses its own kernels for 16 bits.
     let types = if rig::real() { &VALUES[..1] } else { &VALUES[..] };
     let types: Vec<_> = types.iter().map(|t| (*t, [(5e-7, 1.0), (2e-6, 1.0)])).collect();
     check_attention(75, &types);
@@ -92,7 +92,7 @@ fn attention_on_tensor_cores_agrees_within_the_rounding_of_weights() {
     check_attention(80, &[of(Dtype::Bf16, 1.0 / 256.0), of(Dtype::F16, 1.0 / 2048.0)]);
 }
 
-/// The same of a V100, which has tensor cores for f16 alone.
+/// The same on a V100, which has tensor cores only for f16.
 #[test]
 fn attention_on_tensor_cores_of_volta_agrees_within_the_rounding_of_weights() {
     let unit = 1.0 / 2048.0;
@@ -126,7 +126,8 @@ fn the_last_columns_are_kept_in_the_same_bits() {
     });
 }
 
-/// In float64; scores are up to 20, so the likeliest positions change a running maximum often.
+/// The formula is computed in float64. Scores are up to 20, so the likeliest positions change a
+/// running maximum often.
 #[test]
 fn attention_to_what_is_kept_is_the_formula() {
     in_each_type(|dtype, skew| {

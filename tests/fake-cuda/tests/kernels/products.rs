@@ -1,4 +1,4 @@
-//! Products by cuBLASLt, through the driver: the library's stand-in in a child process, or a real GPU's.
+//! Matmuls by cuBLASLt, through the driver: the library's stand-in in a child, or a real GPU.
 
 #[path = "products/fp8.rs"]
 mod fp8;
@@ -7,7 +7,7 @@ use super::common::in_child;
 use super::rig::{self, Rig, VALUES};
 use device::{Dtype, Epilogue, Op};
 
-/// (m, k, n), and whether a and b are stored the other way round.
+/// (m, k, n), and whether a and b are stored transposed.
 const SHAPES: [((usize, usize, usize), [bool; 2]); 4] = [
     ((1, 3, 2), [false, false]),
     ((37, 70, 9), [true, false]),
@@ -15,7 +15,7 @@ const SHAPES: [((usize, usize, usize), [bool; 2]); 4] = [
     ((65, 24, 33), [true, true]),
 ];
 
-/// Sums of so few multiples of 1/128 are exact in any order, so a product is rounded once and has the same bits.
+/// Checks matmuls bit for bit. Sums of few multiples of 1/128 are exact, so D is rounded once.
 fn check_products() {
     let of_types = VALUES.iter().flat_map(|of| [(*of, *of), (*of, Dtype::F32)]);
     for ((of, to), ((m, k, n), [a_turned, b_turned])) in
@@ -30,7 +30,7 @@ fn check_products() {
         let (c, bias) = (rig.put_noise(to, (m, n), 3), rig.put_noise(to, (1, n), 4));
         let mut pair = rig.open();
         for add in [false, true] {
-            // The library adds a bias of the result's type alone.
+            // The library adds only a bias of the result's type.
             for bias in [None, (of == to).then_some(bias)] {
                 pair.check_exact(&Op::Gemm { a, b, c, bias, add, epilogue: Epilogue::None });
             }
@@ -38,7 +38,7 @@ fn check_products() {
     }
 }
 
-/// Epilogues, where the library has them (16 bits, whole runs of 8 columns) and where kernels follow the product.
+/// Checks epilogues of the library (16 bits, whole runs of 8 columns) and by kernels afterwards.
 fn check_epilogues() {
     for (dtype, (m, k, n)) in VALUES
         .iter()

@@ -1,8 +1,10 @@
-//! Every CUDA kernel as NVRTC compiles it, run by the interpreter of PTX: no access is at fault, and the results are those of
-//! the same kernel compiled as C++ and, within the bounds of `kernels.rs`, those of the cpu backend.
+//! Every CUDA kernel as NVRTC compiles it, run by the interpreter of PTX. No access is at fault.
+//! The results equal those of the same kernel compiled as C++ and, within the bounds of
+//! `kernels.rs`, those of the cpu backend.
 //!
-//! The results are the same bits but for two kinds of kernels: where the C library's `logf` or `log` stands for CUDA's, and
-//! where `ex2.approx` flushes subnormals. These are compared within a bound.
+//! The bits are the same except for two kinds of kernels: kernels in which the C library's `logf`
+//! or `log` replaces CUDA's, and kernels in which `ex2.approx` flushes subnormals. These kernels
+//! are compared within a bound.
 
 #![expect(clippy::expect_used, reason = "a test")]
 
@@ -17,7 +19,7 @@ mod attention;
 #[path = "ptx/faults.rs"]
 mod faults;
 
-/// Runs `test` for each GPU generation, type and alignment, and sees that every kernel of a file ran.
+/// Runs `test` for each GPU generation, type and alignment; all kernels of a file must run.
 fn every_kernel_of(file: &str, test: impl Fn(&dyn Fn() -> Rig, Dtype)) {
     if !nvrtc_or_skip() {
         return;
@@ -230,7 +232,7 @@ fn update_kernels() {
     });
 }
 
-/// The hash of scripts/kernel_report.py.
+/// Compares the hash of scripts/kernel_report.py.
 #[test]
 fn the_page_of_estimates_is_of_these_kernels() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

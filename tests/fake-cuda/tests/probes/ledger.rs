@@ -1,4 +1,5 @@
-//! Where a GPU's memory goes beside a plan: what is free after each thing that a run makes, and how long that took.
+//! Use of a GPU's memory outside of a plan: the free memory after each thing that a run creates,
+//! and the time that this took.
 
 use crate::nccl::Nccl;
 use crate::small;
@@ -13,7 +14,7 @@ use std::time::Instant;
 
 const MIB: usize = 1 << 20;
 
-/// For the current context, and for all.
+/// Flags of a registration for the current context, and for all contexts.
 const REGISTERED: [(&str, u32); 2] = [
     ("own", sys::CU_MEMHOSTREGISTER_DEVICEMAP),
     ("portable", sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE),
@@ -31,7 +32,7 @@ impl Ledger {
         cudarc::driver::result::mem_get_info().unwrap().0
     }
 
-    /// Prints what was taken since the last entry.
+    /// Prints the memory that was used since the last entry.
     fn entry(&mut self, name: &str) {
         let (free, seconds) = (self.free(), self.since.elapsed().as_secs_f64());
         let taken = (self.free as f64 - free as f64) / MIB as f64;
@@ -48,7 +49,7 @@ pub(crate) fn print() {
         context.bind_to_thread().unwrap();
         cudarc::driver::result::mem_get_info().unwrap()
     };
-    // Until now: the context, and whatever else runs on the GPU.
+    // The memory used until now: the context, and other programs on the GPU.
     ledger.free = total;
     ledger.entry("context");
     assert!(free <= total);
@@ -78,7 +79,7 @@ pub(crate) fn print() {
     if connected.is_err() {
         eprintln!("figure ledger stage=nccl note=not here, or it does not connect");
     }
-    // SAFETY: made above, used by nobody.
+    // SAFETY: created above, and no longer used.
     unsafe { blaslt::destroy_handle(handle) }.unwrap();
     drop((modules, events, library));
 }
@@ -88,7 +89,7 @@ fn load(cubin: &[u8]) -> sys::CUmodule {
     unsafe { cudarc::driver::result::module::load_data(cubin.as_ptr().cast()) }.unwrap()
 }
 
-/// The first product of a type; the operands are given back.
+/// Runs the first matmul of a type; the operands are freed.
 fn product<T: DeviceRepr + ValidAsZeroBits>(
     library: &CudaBlasLT,
     stream: &Arc<CudaStream>,
@@ -127,7 +128,8 @@ fn product<T: DeviceRepr + ValidAsZeroBits>(
     ledger.entry(name);
 }
 
-/// Host memory of 1, 8 and 32 GiB, as far as half of what is available reaches; for one GPU's context and for all.
+/// Registers host memory of 1, 8 and 32 GiB, up to half of the available memory, for one GPU's
+/// context and for all.
 fn registrations(ledger: &mut Ledger) {
     let unit = if small() { MIB } else { 1 << 30 };
     for count in [1usize, 8, 32] {
@@ -151,8 +153,8 @@ fn registrations(ledger: &mut Ledger) {
     }
 }
 
-/// Which GPUs' memory the page tables of a registration take: registered in the context of GPU 0, 2 and 3 in turn, while
-/// all GPUs have a context.
+/// Finds the GPUs whose memory holds the page tables of a registration. The contexts of GPU 0, 2
+/// and 3 register in turn, while all GPUs have a context.
 fn who_is_charged(contexts: &[Arc<CudaContext>]) {
     let mib = if small() { 32 } else { 4096 };
     let bytes = mib * MIB;
@@ -192,7 +194,7 @@ fn free_of(contexts: &[Arc<CudaContext>]) -> String {
     text
 }
 
-/// Bytes of this machine that are available, by the kernel's word.
+/// Bytes of this machine's memory that the kernel reports as available.
 fn topology_available() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -200,7 +202,7 @@ fn topology_available() -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-/// Memory whose pages are there, brought in by all cores.
+/// Memory whose pages all cores have touched.
 fn touched(bytes: usize) -> Vec<u8> {
     let mut memory = vec![0u8; bytes];
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -212,7 +214,7 @@ fn touched(bytes: usize) -> Vec<u8> {
     memory
 }
 
-/// NCCL over all GPUs, a thread each: connected, then the first collective of each kind.
+/// NCCL over all GPUs, one thread each: the connection, then the first collective of each kind.
 fn collectives(ledger: &mut Ledger, contexts: &[Arc<CudaContext>]) {
     let (gpus, nccl) = (contexts.len(), &Nccl::open());
     let (id, barrier) = (nccl.new_id(), Barrier::new(gpus + 1));

@@ -1,5 +1,6 @@
-//! What a first look at a GPU asks, for gpu-check: each test prints lines `figure NAME key=value ...` on stderr, and judges
-//! nothing that depends on time. Where ONEBOX_REAL_GPU is set they ask the machine's first GPU, else, small, the fake driver.
+//! Measurements of a new GPU for gpu-check. Each test prints lines `figure NAME key=value ...` on
+//! stderr and checks nothing that depends on time. With ONEBOX_REAL_GPU the tests use the machine's
+//! first GPU, else they use small sizes and the fake driver.
 #![expect(unsafe_code, reason = "raw driver calls")]
 #![expect(
     clippy::unwrap_used,
@@ -20,12 +21,13 @@ mod tiles;
 
 use common::in_child;
 
-/// Small enough for the emulator.
+/// Whether sizes must be small enough for the emulator.
 fn small() -> bool {
     fake_cuda::stats().is_some()
 }
 
-/// Runs `body` on the machine's GPU, or in a child under the fake driver, where it must print `figures` lines at least.
+/// Runs `body` on the machine's GPU, or in a child under the fake driver. The child must print at
+/// least `figures` lines.
 fn probe(name: &str, variables: &[(&str, &str)], figures: usize, body: impl FnOnce()) {
     if std::env::var_os("ONEBOX_REAL_GPU").is_some() {
         body();
@@ -36,7 +38,7 @@ fn probe(name: &str, variables: &[(&str, &str)], figures: usize, body: impl FnOn
     }
 }
 
-/// Fills a folder with the fake libraries, NCCL's by its second name alone.
+/// Fills a folder with the fake libraries; NCCL has only its second name.
 fn as_packages_install(folder: &std::path::Path) {
     let all = fake_cuda::library_folder();
     for name in std::fs::read_dir(&all).unwrap().map(|entry| entry.unwrap().file_name()) {
@@ -57,7 +59,7 @@ fn memory_ledger() {
         ("FAKECUDA_DEVICES", "4"),
         ("LD_LIBRARY_PATH", folder.path().to_str().unwrap()),
     ];
-    // Six of them registrations by GPUs 0, 2 and 3.
+    // Six of the lines are registrations by GPUs 0, 2 and 3.
     probe("memory_ledger", &variables, 21, ledger::print);
 }
 

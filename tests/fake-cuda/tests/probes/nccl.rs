@@ -1,4 +1,5 @@
-//! NCCL under the names by which a run finds it: cudarc knows `libnccl.so` alone, which packages for programs do not bring.
+//! NCCL under the names by which a run finds it. cudarc knows only `libnccl.so`, which packages for
+//! programs do not contain.
 
 use cudarc::driver::sys::CUstream;
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
@@ -30,7 +31,7 @@ impl Nccl {
     }
 
     fn function<T>(&self, name: &str) -> Symbol<'_, T> {
-        // SAFETY: those who call this name the type of nccl.h.
+        // SAFETY: each caller gives this name its type in nccl.h.
         unsafe { self.0.get(name.as_bytes()) }.unwrap()
     }
 
@@ -43,7 +44,7 @@ impl Nccl {
         id
     }
 
-    /// A rank on the bound context; returns when all have come.
+    /// Creates a rank on the bound context; returns when all ranks have joined.
     pub(crate) fn connect(&self, rank: usize, ranks: usize, id: ncclUniqueId) -> Comm {
         type Init = unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> c_int;
         let mut comm = std::ptr::null_mut();
@@ -53,12 +54,12 @@ impl Nccl {
         Comm(comm)
     }
 
-    /// `x` = the sum of all ranks' `len` floats there.
+    /// Sets `x` to the sum of all ranks' `len` floats.
     pub(crate) fn all_reduce(&self, comm: Comm, x: u64, len: usize, stream: CUstream) {
         self.sum("ncclAllReduce", comm, (x, x), len, stream);
     }
 
-    /// Floats of `to` = this rank's `len` of the sum.
+    /// Sets the floats of `to` to this rank's `len` floats of the sum.
     pub(crate) fn reduce_scatter(
         &self,
         comm: Comm,
@@ -76,10 +77,10 @@ impl Nccl {
         assert_eq!(unsafe { function(at.0, at.1, len, dtype, sum, comm, stream) }, 0);
     }
 
-    /// At the end of a rank.
+    /// Destroys a rank's communicator.
     pub(crate) fn disconnect(&self, Comm(comm): Comm) {
         let destroy = self.function::<unsafe extern "C" fn(ncclComm_t) -> c_int>("ncclCommDestroy");
-        // SAFETY: nobody uses it any more.
+        // SAFETY: the communicator is no longer used.
         assert_eq!(unsafe { destroy(comm) }, 0);
     }
 }

@@ -8,7 +8,7 @@ use device::{
 };
 use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
-/// An op, and what share of its ceiling is asked of it: `element-wise`, `reduction`, `attention`.
+/// An op, and the kind of its target speed: `element-wise`, `reduction`, `attention`.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) kind: &'static str,
@@ -17,7 +17,7 @@ pub(crate) struct Case {
 
 type Values = Box<dyn Fn(usize) -> f64>;
 
-/// The same op on sets of tensors in turn, so that the caches do not hold them.
+/// The same op on several sets of tensors in turn, so that the caches do not hold them.
 #[derive(Default)]
 pub(crate) struct OpSets {
     pub(crate) ops: Vec<Op>,
@@ -30,14 +30,15 @@ const NO_DROPOUT: Dropout = Dropout { p: 0.0, key: 0, first_row: 0 };
 const DROPOUT: Dropout = Dropout { p: 0.1, key: 1, first_row: 0 };
 const VALUE: Dtype = Dtype::Bf16;
 
-/// (tokens, hidden, vocabulary, heads, tokens of a sample)
+/// Sizes: (tokens, hidden, vocabulary, heads, tokens of a sample).
 fn sizes() -> (usize, usize, usize, usize, usize) {
     if small() { (8, 16, 24, 2, 8) } else { (8192, 2048, 50304, 16, 1024) }
 }
 
 const SETS: usize = 3;
 
-/// `op` on sets of tensors, each of a type and shape; the first `filled` of a set are written before.
+/// Creates `op` on sets of tensors, each of a type and shape; the first `filled` tensors of a set
+/// are written before.
 fn on_sets<const N: usize>(
     plan: &mut Plan,
     tensors: [(Dtype, (usize, usize)); N],
@@ -92,7 +93,7 @@ pub(crate) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Rows, in a multiple of 16, and columns.
+/// Rows, rounded up to a multiple of 16, and columns.
 fn sizes_of_fp8() -> (usize, usize) {
     let (rows, cols, ..) = sizes();
     (rows.next_multiple_of(16), cols)
@@ -103,7 +104,7 @@ fn maxima(plan: &mut Plan) -> OpSets {
     on_sets(plan, tensors, 1, |[x, maxima]| Op::Maxima { x, maxima })
 }
 
-/// Both ways, as gradients go.
+/// Quantizes in both layouts, as for gradients.
 fn quantize(plan: &mut Plan) -> OpSets {
     let (rows, cols) = sizes_of_fp8();
     let (x, y) = ((VALUE, (rows, cols)), (Dtype::E5m2, (rows, cols)));
@@ -179,7 +180,8 @@ fn rms_norm_backward(plan: &mut Plan) -> OpSets {
 /// A type and a shape.
 type TypedShape = (Dtype, (usize, usize));
 
-/// qkv, table, gains, raw, gradients of gains: a quarter as many heads of keys and values as of queries.
+/// Types and shapes of qkv, table, gains, raw and the gradients of gains. Key-value heads are a
+/// quarter of the query heads.
 fn turned(seq_len: usize) -> ([TypedShape; 7], Heads) {
     let (rows, cols, _, count, _) = sizes();
     let (dim, kv_count) = (cols / count, (count / 4).max(1));
@@ -257,7 +259,7 @@ fn column_sum(plan: &mut Plan, times: usize) -> OpSets {
     on_sets(plan, [(VALUE, (rows, cols)), (VALUE, (1, cols))], 1, |[x, y]| Op::ColumnSum { x, y })
 }
 
-/// `group` heads of queries share one of keys and values, where there are so many.
+/// Attention in which `group` query heads share one key-value head, if there are that many heads.
 fn attention(plan: &mut Plan, group: usize, dropout: Dropout, backward: bool) -> OpSets {
     let (rows, cols, _, count, seq_len) = sizes();
     let kv_count = (count / group).max(1);
@@ -274,7 +276,7 @@ fn attention(plan: &mut Plan, group: usize, dropout: Dropout, backward: bool) ->
     })
 }
 
-/// The passes over the logits: their maxima, the sums, the gradient.
+/// Passes over the logits: their maxima, the sums, and the gradient.
 fn cross_entropy(plan: &mut Plan, pass: usize) -> OpSets {
     let (rows, _, vocab, ..) = sizes();
     let shard = VocabShard { first: 0, valid: vocab };

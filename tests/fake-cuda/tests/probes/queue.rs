@@ -1,4 +1,5 @@
-//! Whether a thread that asks for events is held up while another stands before a full launch queue.
+//! Measures whether a thread that queries events is blocked while another thread waits at a full
+//! launch queue.
 
 use crate::small;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A page of its own: what the driver registers.
+/// A separate page, since the driver registers whole pages.
 #[repr(align(4096))]
 struct Page([AtomicU32; 1024]);
 
@@ -51,7 +52,7 @@ pub(crate) fn print() {
     assert_eq!(launched.load(Ordering::SeqCst), count);
 }
 
-/// Ends the process where the calls do not return: nothing else could.
+/// Ends the process if the calls do not return, because nothing else can end them.
 fn watch(launched: &Arc<AtomicUsize>, done: &Arc<AtomicBool>) {
     let (launched, done, until) = (launched.clone(), done.clone(), Instant::now() + DEADLINE);
     std::thread::spawn(move || {
@@ -66,7 +67,7 @@ fn watch(launched: &Arc<AtomicUsize>, done: &Arc<AtomicBool>) {
     });
 }
 
-/// Until all are launched, or none has been for a while.
+/// Waits until all are launched, or until none was launched for a while.
 fn settle(launched: &AtomicUsize, count: usize) {
     let mut last = usize::MAX;
     loop {
@@ -85,7 +86,7 @@ fn timed(name: &str, call: impl FnOnce()) {
     eprintln!("figure queue call={name} us={:.1}", started.elapsed().as_secs_f64() * 1e6);
 }
 
-/// Where the GPU sees the page.
+/// Device address of the page.
 fn registered(page: &'static Page) -> u64 {
     let (start, mut device) = (page.0.as_ptr() as *mut std::ffi::c_void, 0);
     // SAFETY: a page that is never freed.

@@ -1,4 +1,4 @@
-//! How fast products and ops run at the shapes of a 1.3B model, by the clock around many of each in a queue.
+//! Speed of matmuls and ops at the shapes of a 1.3B model, measured over many of each in a queue.
 
 use crate::{ops, small};
 use device::cuda::{self, Collectives, CudaOptions, Peers};
@@ -7,7 +7,7 @@ use device::{Communicator, HostWork};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The only rank's GPU.
+/// Opens the GPU of the only rank.
 pub(crate) fn open(plan: Plan) -> Device {
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
     let world = Communicator::new(1, 1, Duration::from_secs(60));
@@ -28,7 +28,7 @@ pub(crate) fn tensor(plan: &mut Plan, dtype: Dtype, shape: (usize, usize)) -> Te
     plan.tensor((Arena::Device, "of the measurement"), "t", dtype, shape)
 }
 
-/// Numbers in -1..1, the first ones again and again: power, and with it clocks, follow the bits.
+/// Fills a tensor with repeated numbers in -1..1: power, and with it clocks, follow the bits.
 pub(crate) fn fill(dev: &Device, t: Tensor) {
     let (n, mut have) = (t.len(), t.len().min(1 << 16));
     let all = t.reshape(1, n);
@@ -56,12 +56,12 @@ pub(crate) fn seconds(dev: &Device, runs: usize, op: &dyn Fn(usize) -> Op) -> Re
     (0..rounds).try_fold(f64::INFINITY, |best: f64, _| Ok(best.min(round(runs)?)))
 }
 
-/// How many runs take about 30 ms where one has `work` FLOPs.
+/// Number of runs of `work` FLOPs each that last about 30 ms.
 fn runs_of(work: f64) -> usize {
     if small() { 1 } else { (1e13 / work).clamp(5.0, 100.0) as usize }
 }
 
-/// Of one block and of the head: (name, m, k, n, a is transposed, b is transposed, takes a bias).
+/// Matmuls of a block and the head: (name, m, k, n, a is transposed, b is transposed, has a bias).
 type Shape = (&'static str, usize, usize, usize, bool, bool, bool);
 
 fn shapes() -> Vec<Shape> {
@@ -83,7 +83,7 @@ fn shapes() -> Vec<Shape> {
     widths.into_iter().flat_map(three).collect()
 }
 
-/// Room for every product of a type.
+/// Memory for every matmul of a type.
 struct Bench {
     dev: Device,
     /// Operands, result and bias, as one row each.
@@ -101,7 +101,7 @@ impl Bench {
         Self { dev, room }
     }
 
-    /// 10^12 operations a second.
+    /// Speed of a matmul in 10^12 operations per second.
     fn rate(&self, &(_, m, k, n, a_t, b_t, _): &Shape, with_bias: bool) -> Result<f64, String> {
         let as_matrix =
             |t: Tensor, rows: usize, cols: usize| t.slice(0..rows * cols).reshape(rows, cols);
@@ -117,7 +117,7 @@ impl Bench {
     }
 }
 
-/// A large square one, which the others are compared with.
+/// A large square matmul, with which the others are compared.
 fn square() -> Shape {
     let n = if small() { 16 } else { 8192 };
     ("square", n, n, n, false, false, false)
@@ -142,7 +142,7 @@ pub(crate) fn products() {
                 let told = match bench.rate(shape, bias) {
                     Ok(tflops) => format!("tflops={tflops:.2}"),
                     Err(why) => {
-                        // A rank that failed does nothing more.
+                        // A rank that failed runs nothing more.
                         bench = Bench::new(dtype, &shapes);
                         format!("note={why}")
                     }
@@ -157,7 +157,8 @@ pub(crate) fn products() {
     }
 }
 
-/// Those forward: in fp8 all operands lie along k, so that the others are of the same kind.
+/// Measures the forward matmuls in fp8. All operands of an fp8 matmul lie along k, so the other
+/// matmuls are of the same kind.
 fn products_of_fp8(shapes: &[Shape]) {
     for &(name, m, k, n, ..) in shapes.iter().filter(|shape| !shape.4 && !shape.5) {
         let [m, k, n] = [m, k, n].map(|size| size.next_multiple_of(16));
@@ -181,10 +182,11 @@ fn products_of_fp8(shapes: &[Shape]) {
     }
 }
 
-/// Prints in microseconds what a submission takes of its thread, and what a small kernel and the gap behind it take together.
-/// The chain of these stands behind long kernels, so that all of it is submitted before it begins.
+/// Prints, in microseconds, the time that a submission needs on its thread, and the time of a small
+/// kernel with the gap after it. The small kernels follow long kernels, so that all are submitted
+/// before the first one begins.
 fn launches() {
-    // Fewer than an unfinished queue may have, so the thread is never held up.
+    // Fewer than the capacity of a queue, so the thread is never blocked.
     let (long, count) = if small() { (1, 10) } else { (8, 400) };
     let mut plan = Plan::default();
     let mut pair = |n| [(); 2].map(|()| tensor(&mut plan, Dtype::F32, (1, n)));

@@ -1,4 +1,5 @@
-//! Copies as the update makes them: tiles, each behind a word that the Host lane sets; and both ways beside products.
+//! Copies as in the update: tiles that each wait for a word of the Host lane, and both directions
+//! in parallel with matmuls.
 
 use crate::rates::{fill, open, tensor};
 use crate::small;
@@ -8,7 +9,7 @@ use device::{
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What the Host lane is told to do before a tile goes up: to touch its first element.
+/// Host op before a tile goes up: it writes the tile's first element.
 #[derive(Debug)]
 struct Touch(Tensor);
 
@@ -61,7 +62,7 @@ impl Rig {
         self.dev.submit(lane, Op::Copy { src, dst });
     }
 
-    /// Products that take about as long as a copy of all.
+    /// Enqueues matmuls that run about as long as a copy of all elements.
     fn products(&self, count: usize) {
         let [a, b, c] = self.product;
         (0..count).for_each(|_| {
@@ -69,7 +70,7 @@ impl Rig {
         });
     }
 
-    /// All of it in tiles of `tile` elements, each behind its own op of the Host lane.
+    /// Copies all elements in tiles of `tile` elements, each after its own op of the Host lane.
     fn tiles(&self, tile: usize, tasks: &[Arc<HostOp>]) {
         for (i, task) in tasks.iter().enumerate() {
             self.dev.submit_host(task, 1);
@@ -80,7 +81,7 @@ impl Rig {
         }
     }
 
-    /// GB/s of `bytes` that `work` moves, after one time that is not counted.
+    /// Measures the GB/s of `bytes` that `work` moves, after a first run that does not count.
     fn rate(&self, name: &str, bytes: usize, work: &dyn Fn()) {
         work();
         self.dev.sync_all().unwrap();

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Whether NVRTC is there. With CI=true it must be.
+/// Whether NVRTC is available. With CI=true it must be.
 pub(crate) fn nvrtc_or_skip() -> bool {
     if std::env::var_os("ONEBOX_NVRTC").is_some() {
         return true;
@@ -19,7 +19,7 @@ pub(crate) fn nvrtc_or_skip() -> bool {
     false
 }
 
-/// A program as NVRTC compiles it, kept by its text.
+/// A program compiled by NVRTC, cached by its text.
 pub(crate) fn compile(name: &str, source: &str, sm: u32) -> Arc<Module> {
     type ModuleCache = Mutex<HashMap<(String, u32), Arc<OnceLock<Arc<Module>>>>>;
     static KEPT: OnceLock<ModuleCache> = OnceLock::new();

@@ -1,5 +1,5 @@
-//! One op on a virtual GPU of the cpu backend and by emulated CUDA kernels, from the same bits. Where ONEBOX_REAL_GPU
-//! is set, on the first GPU of the machine instead of the emulator.
+//! Runs one op on a virtual GPU of the cpu backend and by emulated CUDA kernels, from the same
+//! bits. With ONEBOX_REAL_GPU, the first GPU of the machine replaces the emulator.
 
 #![expect(unsafe_code, reason = "the emulator is C++ and its kernels take addresses")]
 #![expect(clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "a test")]
@@ -33,12 +33,12 @@ unsafe extern "C" {
     fn onebox_emulated_parameters(kernel: *const c_char, sizes: *mut *const u32) -> i32;
 }
 
-// Brings the emulator's library along.
+// Links the emulator's library.
 use fake_cuda as _;
 
 pub(crate) const VALUES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
-/// The most by which two roundings of nearly the same number differ, relative to it.
+/// Largest relative difference of two roundings of nearly the same number.
 pub(crate) fn ulp(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::Bf16 => 1.0 / 128.0,
@@ -58,17 +58,16 @@ pub(crate) fn normal(seed: u64, n: usize) -> Vec<f64> {
     (0..n as u64).map(|i| f64::from(random::normal(seed, i) as f32)).collect()
 }
 
-/// Tensors to be laid out, with their values.
+/// Tensors of a plan, with their values.
 #[derive(Default)]
 pub(crate) struct Rig {
     plan: Plan,
     values: Vec<(Tensor, Vec<f64>)>,
     tensors: Vec<Tensor>,
-    /// Elements by which every tensor is moved from an aligned address.
+    /// Number of elements by which every tensor is moved from an aligned address.
     pub(crate) skew: usize,
     pub(crate) sm: u32,
-    /// The kernels as NVRTC compiles them run beside those compiled as C++, and what both write differs by no more than this,
-    /// absolute.
+    /// Bound of the absolute difference of kernels as C++ and as PTX; if set, both run.
     pub(crate) compiled: Option<f64>,
 }
 
@@ -77,7 +76,7 @@ impl Rig {
         Self { skew, sm: 70, ..Self::default() }
     }
 
-    /// Kernels run as C++ and as PTX for a compute capability.
+    /// A rig that runs kernels as C++ and as PTX for a compute capability.
     pub(crate) fn compiled(skew: usize, sm: u32, bound: f64) -> Self {
         Self { sm, compiled: Some(bound), ..Self::new(skew) }
     }
@@ -102,8 +101,8 @@ impl Rig {
         self.put(dtype, shape, &noise(seed, shape.0 * shape.1))
     }
 
-    /// For some rows of samples the places in their sample where their documents start, of documents with these numbers of
-    /// rows.
+    /// Adds, for rows of samples, the position in the sample where each row's document starts.
+    /// `lengths` are the documents' rows.
     pub(crate) fn put_starts(
         &mut self,
         seq_len: usize,
@@ -123,7 +122,7 @@ impl Rig {
         self.put(Dtype::I32, (1, values.len()), &values)
     }
 
-    /// For an op to write.
+    /// Adds a tensor for an op to write.
     pub(crate) fn out(&mut self, dtype: Dtype, shape: (usize, usize)) -> Tensor {
         self.tensor(dtype, shape)
     }
@@ -153,7 +152,7 @@ impl Rig {
     }
 }
 
-/// The ops run on a GPU.
+/// Whether the ops run on a real GPU.
 pub(crate) fn real() -> bool {
     std::env::var_os("ONEBOX_REAL_GPU").is_some()
 }
@@ -173,7 +172,7 @@ fn open_gpu(rank: Rank, plan: &Arc<Plan>) -> Device {
     cuda::open(rank, plan, &world, &options).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Both memories.
+/// The memories of the cpu backend and of the emulated device.
 pub(crate) struct Pair {
     cpu: Device,
     memory: Vec<u64>,
@@ -217,7 +216,7 @@ impl Pair {
         decode(&self.bytes_mut()[range], t.dtype())
     }
 
-    /// The emulated device gets the cpu's values of `t`.
+    /// Copies the cpu's values of `t` to the emulated device.
     fn follow(&mut self, t: Tensor) {
         if let Some(gpu) = &self.gpu {
             let values = self.on_cpu(t);
@@ -229,8 +228,8 @@ impl Pair {
         self.bytes_mut()[range].copy_from_slice(&bytes);
     }
 
-    /// Runs `op` on both; what it writes must agree within `tolerance` (absolute, and relative by type: `ulp` times the
-    /// second). Both go on from the cpu's results.
+    /// Runs `op` on both devices. Their results must agree within `absolute` plus `ulps` times
+    /// `ulp` of the type. Both devices continue with the cpu's results.
     #[track_caller]
     pub(crate) fn check(&mut self, op: &Op, absolute: f64, ulps: f64) {
         self.cpu.submit(Lane::Compute, op.clone());
@@ -273,7 +272,7 @@ impl Pair {
         }
     }
 
-    /// Runs `op` on the emulated device alone: what it then has in `out`, the only tensor that it writes.
+    /// Runs `op` only on the emulated device. Returns `out`, the only tensor that it writes.
     #[track_caller]
     pub(crate) fn launched(&mut self, op: &Op, out: Tensor) -> Vec<f64> {
         match &self.gpu {
@@ -286,13 +285,13 @@ impl Pair {
         self.emulated(out)
     }
 
-    /// Bit for bit.
+    /// Runs `op` on both devices and compares the results bit for bit.
     #[track_caller]
     pub(crate) fn check_exact(&mut self, op: &Op) {
         self.check(op, 0.0, 0.0);
     }
 
-    /// Launches the op's kernels, and sees that nothing but `written` changes.
+    /// Launches the op's kernels, and checks that only `written` changes.
     #[track_caller]
     fn launch(&mut self, op: &Op, written: &[Tensor]) {
         let mut scratch = vec![u64::MAX; testing::scratch_bytes(op).div_ceil(8) as usize + 1];
@@ -317,7 +316,7 @@ impl Pair {
         assert!(before == after, "{} writes outside its tensors", op.name());
     }
 
-    /// The rig's memory for compiled kernels: each tensor, and no byte beside it.
+    /// The rig's memory for compiled kernels: each tensor, and no other byte.
     fn compiled(&mut self, op: &Op, scratch: &[u64]) -> Option<CompiledKernels> {
         self.compiled?;
         let base = self.base();
@@ -332,7 +331,7 @@ impl Pair {
         Some(compiled)
     }
 
-    /// What the compiled kernels wrote and left is what those compiled as C++ did.
+    /// Compares the memory after the compiled kernels with the memory after those compiled as C++.
     #[track_caller]
     fn compare(&mut self, op: &Op, compiled: Option<&CompiledKernels>, written: &[Tensor]) {
         let (Some(compiled), Some(bound)) = (compiled, self.compiled) else { return };
@@ -355,7 +354,7 @@ impl Pair {
         }
     }
 
-    /// `add_bias`, which is no op of its own: c += bias on the emulated device; returns c.
+    /// Runs `add_bias`, which is no op: c += bias on the emulated device; returns c.
     pub(crate) fn add_bias(&mut self, c: Tensor, bias: Tensor) -> Vec<f64> {
         let base = self.base();
         let at = |t: Tensor| base + t.range().start;
@@ -370,7 +369,7 @@ impl Pair {
         self.emulated(c)
     }
 
-    /// `into` on the emulated device = the combination of `parts`.
+    /// Writes the combination of `parts` to `into` on the emulated device.
     pub(crate) fn combine(
         &mut self,
         into: Tensor,
@@ -401,14 +400,14 @@ fn op_only_writes(op: &Op, t: Tensor) -> bool {
     writes && !other_modes
 }
 
-/// Runs one launch, after a look at its arguments.
+/// Runs one launch, after a check of its arguments.
 pub(crate) fn run(launch: &Launch) {
     let name = CString::new(launch.kernel).expect("a name");
     let mut sizes = std::ptr::null();
     // SAFETY: a string, and a place for a pointer.
     let count = unsafe { onebox_emulated_parameters(name.as_ptr(), &raw mut sizes) };
     let count = usize::try_from(count).unwrap_or_else(|_| panic!("no kernel {}", launch.kernel));
-    // SAFETY: so many sizes are there, for ever.
+    // SAFETY: the table has this many sizes and is never freed.
     let sizes: &[u32] = unsafe { std::slice::from_raw_parts(sizes, count) };
     let slots = launch.args.slots();
     assert_eq!(slots.len(), count, "{launch:?}");

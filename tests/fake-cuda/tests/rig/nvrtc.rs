@@ -1,4 +1,4 @@
-//! The real NVRTC, as far as tests need it: PTX of a text.
+//! The parts of the real NVRTC that tests need: compilation of a text to PTX.
 
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -12,7 +12,7 @@ fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let path = std::env::var("ONEBOX_NVRTC").expect("ONEBOX_NVRTC");
-        // SAFETY: NVIDIA's library, which a person named.
+        // SAFETY: NVIDIA's library, which the user named.
         unsafe { Library::new(&path) }.unwrap_or_else(|e| panic!("{path}: {e}"))
     })
 }
@@ -27,7 +27,7 @@ macro_rules! call {
     }};
 }
 
-/// A text that a function of NVRTC gives, after one that gives its size.
+/// An output text of NVRTC, by a function for its size and a function for the text.
 fn text(program: Handle, sizes: &[u8], texts: &[u8]) -> String {
     let mut size = 0_usize;
     let get = |size: *mut usize| call!(sizes, (program => Handle, size => *mut usize));
@@ -39,7 +39,7 @@ fn text(program: Handle, sizes: &[u8], texts: &[u8]) -> String {
 
 /// The PTX of a program for a compute capability, with lines.
 pub(crate) fn ptx(name: &str, source: &str, sm: u32) -> String {
-    // One at a time: compiling takes all the time of a core.
+    // One compilation at a time: each needs all the time of a core.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock();
     let (name, source) = [name, source].map(|text| CString::new(text).expect("no zero")).into();

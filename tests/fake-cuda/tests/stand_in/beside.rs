@@ -1,4 +1,4 @@
-//! What lies beside allocations takes device memory: contexts, code, streams, page tables, NCCL's buffers.
+//! Device memory outside of allocations: contexts, code, streams, page tables, NCCL's buffers.
 #![expect(unsafe_code, reason = "raw driver and library calls")]
 #![expect(
     clippy::unwrap_used,
@@ -37,7 +37,7 @@ fn context_and_products_take_memory_on_v100() {
         assert_eq!(before - free(), 97 * MIB);
         // SAFETY: the handle is live, and not used again.
         unsafe { blaslt::destroy_handle(handle) }.unwrap();
-        // Code stays; another handle takes none.
+        // The code stays loaded; another handle uses no memory.
         blaslt::create_handle().unwrap();
         assert_eq!(before - free(), 97 * MIB);
     });
@@ -46,7 +46,7 @@ fn context_and_products_take_memory_on_v100() {
 #[test]
 fn products_take_more_on_h100_and_nothing_is_taken_where_it_is_not_there() {
     let name = "beside::products_take_more_on_h100_and_nothing_is_taken_where_it_is_not_there";
-    // 500 MiB of a context, 357 of products, and not quite as much.
+    // Too little memory for 500 MiB of a context and 357 MiB of cuBLASLt's code.
     let memory = (850 * MIB).to_string();
     in_child(name, &[("FAKECUDA_SM", "90"), ("FAKECUDA_MEMORY", &memory)], || {
         let context = CudaContext::new(0).unwrap();
@@ -59,7 +59,7 @@ fn products_take_more_on_h100_and_nothing_is_taken_where_it_is_not_there() {
     });
 }
 
-/// 64 MiB have 16,384 pages, of 8 bytes each in every context that maps them.
+/// 64 MiB have 16,384 pages, with 8 bytes each in every context that maps the memory.
 #[test]
 fn page_tables_lie_in_each_context_that_maps_host_memory() {
     let name = "beside::page_tables_lie_in_each_context_that_maps_host_memory";
@@ -86,7 +86,7 @@ fn page_tables_lie_in_each_context_that_maps_host_memory() {
     });
 }
 
-/// What one context has pinned, another one copies as any memory: its caller waits.
+/// For other contexts, memory that one context has pinned is pageable: a copy blocks.
 #[test]
 fn host_memory_is_pinned_for_the_context_that_registered_it() {
     let name = "beside::host_memory_is_pinned_for_the_context_that_registered_it";
@@ -109,7 +109,7 @@ fn host_memory_is_pinned_for_the_context_that_registered_it() {
             stream.synchronize().unwrap();
             assert_eq!(fake_cuda::stats().unwrap().pageable_copies, pageable);
         }
-        // Not within a registration, and not of one that was not to be mapped.
+        // Neither inside a registration nor for a registration without the flag `MAPPED`.
         let mut address = 0;
         contexts[0].bind_to_thread().unwrap();
         // SAFETY: a local to write to.
@@ -137,7 +137,7 @@ fn nccl_connects_at_the_first_collective_of_each_size() {
         let mut taken_by = |count: usize| {
             let before = free();
             let at = cudarc::driver::DevicePtrMut::device_ptr_mut(&mut x, &stream).0;
-            // SAFETY: the buffer has as many elements and more.
+            // SAFETY: the buffer has at least this many elements.
             unsafe {
                 cudarc::nccl::result::all_reduce(
                     at as *const _,
@@ -167,7 +167,7 @@ fn accounted_memory_has_addresses_and_no_bytes() {
         context.bind_to_thread().unwrap();
         let (stream, mut at) = (context.new_stream().unwrap(), 0);
         let bytes = 30_000_000_000_000;
-        // SAFETY: 30 TB, of which nothing is touched.
+        // SAFETY: 30 TB of addresses without memory, which nothing touches.
         unsafe {
             sys::cuMemAlloc_v2(&raw mut at, bytes).result().unwrap();
             sys::cuMemsetD8Async(at, 0, bytes, stream.cu_stream()).result().unwrap();
@@ -175,7 +175,7 @@ fn accounted_memory_has_addresses_and_no_bytes() {
         }
         stream.synchronize().unwrap();
         assert!(fake_cuda::memory_use(0).unwrap().used == bytes as u64);
-        // What lies outside is found all the same.
+        // An access outside of the allocation is still refused.
         // SAFETY: refused before anything is touched.
         unsafe { sys::cuMemsetD8Async(at + 8, 0, bytes, stream.cu_stream()) }.result().unwrap_err();
     });

@@ -1,4 +1,4 @@
-//! cuBLASLt products against plain loops.
+//! cuBLASLt matmuls against plain loops.
 #![expect(unsafe_code, reason = "raw cuBLASLt calls")]
 #![expect(
     clippy::unwrap_used,
@@ -69,7 +69,8 @@ fn download(stream: &Arc<CudaStream>, kind: Type, slice: &CudaSlice<u8>) -> Vec<
 
 fn set<T>(desc: sys::cublasLtMatmulDesc_t, attribute: Attribute, value: &T) {
     let pointer = std::ptr::from_ref(value).cast();
-    // SAFETY: the descriptor is live, and the attribute is as many bytes as the value, which is read before the call returns.
+    // SAFETY: the descriptor is live, and the attribute has the size of the value, which is read
+    // before the call returns.
     unsafe { result::set_matmul_desc_attribute(desc, attribute, pointer, size_of::<T>()) }.unwrap();
 }
 
@@ -89,7 +90,7 @@ fn layout(kind: Type, rows: usize, cols: usize, batches: usize) -> sys::cublasLt
     layout
 }
 
-/// The bit of epilogues with a matrix beside the product.
+/// The bit of epilogues with an auxiliary matrix.
 const AUX: u32 = 128;
 
 fn multiply(stream: &Arc<CudaStream>, case: &Case) -> Outcome {
@@ -251,7 +252,7 @@ fn epilogues_agree_with_loops() {
     });
 }
 
-/// The library's manual gives the pointer a meaning with these epilogues alone.
+/// The library's manual gives the pointer a meaning only with these epilogues.
 #[test]
 fn a_matrix_beside_the_product_is_refused_where_the_epilogue_has_none() {
     let name = "blaslt::a_matrix_beside_the_product_is_refused_where_the_epilogue_has_none";

@@ -39,7 +39,7 @@ fn fill(stream: &CudaStream, fill: &CudaFunction, x: &mut CudaSlice<f32>, value:
     let count = x.len() as i32;
     let mut launch = stream.launch_builder(fill);
     launch.arg(x).arg(&value).arg(&count);
-    // SAFETY: the kernel takes these three, and writes `count` elements, which are as many as there are.
+    // SAFETY: the kernel has these three parameters; the buffer has `count` elements to write.
     unsafe { launch.launch(LaunchConfig::for_num_elems(count as u32)) }.unwrap();
 }
 
@@ -51,14 +51,14 @@ fn copies_kernels_and_counters_work() {
         assert_eq!(context.compute_capability().unwrap(), (8, 0));
         let stream = context.new_stream().unwrap();
         let y = stream.clone_htod(&[1.0f32, 2.0, 3.0]).unwrap();
-        // SAFETY: what is not initialized are numbers, of which any bits are one.
+        // SAFETY: the uninitialized memory holds floats, and any bits are a float.
         let mut x = unsafe { stream.alloc::<f32>(3) }.unwrap();
         assert!(stream.clone_dtoh(&x).unwrap().iter().all(|x| x.is_nan()));
         fill(&stream, &function(&context, "fake_fill"), &mut x, 10.0);
         let add = function(&context, "fake_add");
         let mut launch = stream.launch_builder(&add);
         launch.arg(&mut x).arg(&y).arg(&3i32);
-        // SAFETY: the kernel takes these three, and reaches three elements of each.
+        // SAFETY: the kernel has these three parameters, and each buffer has three elements.
         unsafe { launch.launch(LaunchConfig::for_num_elems(3)) }.unwrap();
         assert_eq!(stream.clone_dtoh(&x).unwrap(), [11.0, 12.0, 13.0]);
         let stats = fake_cuda::stats().unwrap();
@@ -72,8 +72,8 @@ fn memory_is_limited_per_device() {
     let variables =
         [("FAKECUDA_MEMORY", "1000"), ("FAKECUDA_BESIDE", "0"), ("FAKECUDA_DEVICES", "2")];
     in_child("driver::memory_is_limited_per_device", &variables, || {
-        // Not the default stream: cudarc frees what a slice of it held on the default stream of
-        // whichever context is current when the slice is dropped.
+        // Not the default stream: cudarc frees a slice of it on the default stream of the context
+        // that is current when the slice is dropped.
         let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
         let kept = stream.alloc_zeros::<u8>(600).unwrap();
         let error = stream.alloc_zeros::<u8>(600).unwrap_err();
@@ -87,16 +87,16 @@ fn memory_is_limited_per_device() {
     });
 }
 
-/// Fills on one stream, copies on another, with or without the wait; true when the copy was right.
+/// Fills on one stream and copies on another, with or without the wait; true if the copy was right.
 fn copied_after_fill(waits: bool) -> bool {
     let context = CudaContext::new(0).unwrap();
-    // SAFETY: the test itself orders its streams, or looks at what happens when it does not.
+    // SAFETY: the test orders its streams, or checks what happens without an order.
     unsafe { context.disable_event_tracking() };
     let (first, second) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let kernel = function(&context, "fake_fill");
     let mut right = true;
     for round in 1..20 {
-        // SAFETY: what is not initialized are numbers, of which any bits are one.
+        // SAFETY: the uninitialized memory holds floats, and any bits are a float.
         let mut x = unsafe { first.alloc::<f32>(4) }.unwrap();
         // SAFETY: as above.
         let mut y = unsafe { second.alloc::<f32>(4) }.unwrap();
@@ -151,7 +151,8 @@ fn flag(context: &CudaContext) -> (&'static AtomicU32, u64) {
     let flag: &'static _ = Box::leak(Box::new(AtomicU32::new(0)));
     let pointer = std::ptr::from_ref(flag).cast_mut().cast();
     let mut address = 0;
-    // SAFETY: the word is leaked, hence there as long as the process; the address is written to a live variable.
+    // SAFETY: the word is leaked and lives as long as the process; the address goes to a live
+    // variable.
     unsafe {
         sys::cuMemHostRegister_v2(pointer, 4, 3).result().unwrap();
         sys::cuMemHostGetDevicePointer_v2(&raw mut address, pointer, 0).result().unwrap();
@@ -159,7 +160,7 @@ fn flag(context: &CudaContext) -> (&'static AtomicU32, u64) {
     (flag, address)
 }
 
-/// The stream waits until the flag is 1.
+/// Makes the stream wait until the flag is 1.
 fn hold(stream: &CudaStream, address: u64) {
     // SAFETY: a live stream, and the address of a registered word that lives as long as the process.
     unsafe { sys::cuStreamWaitValue32_v2(stream.cu_stream(), address, 1, 0) }.result().unwrap();
@@ -193,12 +194,13 @@ fn pageable_copies_block_and_pinned_ones_do_not() {
         let address = device.device_ptr(&stream).0;
         let mut host = vec![9u8; 64];
         let handle = stream.cu_stream();
-        // SAFETY: 64 bytes from a live allocation of as many; the call returns after the copy, since `host` is not registered.
+        // SAFETY: 64 bytes of a live allocation of 64; the call returns after the copy, since
+        // `host` is not registered.
         unsafe { result::memcpy_dtoh_async(&mut host, address, handle) }.unwrap();
         assert_eq!(host, [0; 64]);
         host.fill(9);
         let pointer = host.as_mut_ptr().cast();
-        // SAFETY: 64 bytes, which are there until they are unregistered.
+        // SAFETY: 64 bytes, which live until they are unregistered.
         unsafe { sys::cuMemHostRegister_v2(pointer, 64, 1) }.result().unwrap();
         let (flag, word) = flag(&context);
         hold(&stream, word);
@@ -210,7 +212,7 @@ fn pageable_copies_block_and_pinned_ones_do_not() {
         flag.store(1, SeqCst);
         stream.synchronize().unwrap();
         assert_eq!(host, [0; 64]);
-        // SAFETY: registered above, and nothing uses it any more.
+        // SAFETY: registered above, and no longer used.
         unsafe { sys::cuMemHostUnregister(pointer) }.result().unwrap();
         assert_eq!(fake_cuda::stats().unwrap().pageable_copies, 1);
     });
@@ -227,7 +229,7 @@ fn wrong_addresses_and_handles_are_refused() {
             let device = stream.alloc_zeros::<u8>(64).unwrap();
             let address = device.device_ptr(&stream).0;
             let handle = stream.cu_stream();
-            // SAFETY: wrong addresses are what is tried: the fake driver looks them up before it uses them.
+            // SAFETY: the fake driver looks up these wrong addresses before it uses them.
             let copy =
                 |from, bytes| unsafe { sys::cuMemcpyDtoDAsync_v2(address, from, bytes, handle) };
             use sys::CUresult::{
@@ -237,27 +239,28 @@ fn wrong_addresses_and_handles_are_refused() {
             assert_eq!(copy(address + 32, 64), CUDA_ERROR_INVALID_VALUE);
             assert_eq!(copy(0, 8), CUDA_ERROR_INVALID_VALUE);
             let mut host = [0u8; 8];
-            // SAFETY: never registered, which is looked up before anything else.
+            // SAFETY: never registered, which the call checks first.
             let unregister = unsafe { sys::cuMemHostUnregister(host.as_mut_ptr().cast()) };
             assert_eq!(unregister, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
             let stale = context.new_event(None).unwrap();
             let other = CudaContext::new(1).unwrap();
             let foreign = other.new_stream().unwrap();
-            // SAFETY: both are live handles, of different contexts, which is what is refused.
+            // SAFETY: both handles are live; the call must refuse different contexts.
             let record = unsafe { sys::cuEventRecord(stale.cu_event(), foreign.cu_stream()) };
             assert_eq!(record, CUDA_ERROR_INVALID_HANDLE);
             let kernel = function(&other, "fake_fill");
             let mut launch = stream.launch_builder(&kernel);
             let mut x = stream.alloc_zeros::<f32>(1).unwrap();
             launch.arg(&mut x).arg(&1.0f32).arg(&1i32);
-            // SAFETY: the kernel takes these three; it is of another context, which is what is refused.
+            // SAFETY: the kernel has these three parameters; the call must refuse its other
+            // context.
             let error = unsafe { launch.launch(LaunchConfig::for_num_elems(1)) }.unwrap_err();
             assert_eq!(error.0, CUDA_ERROR_INVALID_HANDLE);
         },
     );
 }
 
-/// What a kernel of device 0 does to memory of device 1, after peer access was enabled on these devices for the other.
+/// Fills memory of device 1 by a kernel of device 0; `enabled_on` lists devices with peer access.
 fn fill_of_a_peer(enabled_on: &[usize]) -> Result<(), sys::CUresult> {
     let contexts = [0, 1].map(|gpu| CudaContext::new(gpu).unwrap());
     let (own, peer) = (contexts[0].new_stream().unwrap(), contexts[1].new_stream().unwrap());
@@ -277,10 +280,11 @@ fn fill_of_a_peer(enabled_on: &[usize]) -> Result<(), sys::CUresult> {
     let address = x.device_ptr(&peer).0;
     let mut launch = own.launch_builder(&kernel);
     launch.arg(&address).arg(&1f32).arg(&4i32);
-    // SAFETY: the kernel takes these three; whether it may reach four elements there is what is tried.
+    // SAFETY: the kernel has these three parameters; the test is whether it may access the
+    // elements.
     unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }.unwrap();
     let ended = own.synchronize().map_err(|e| e.0);
-    // It stays.
+    // The error stays.
     assert_eq!(own.synchronize().map_err(|e| e.0), ended);
     peer.synchronize().unwrap();
     ended
@@ -321,7 +325,7 @@ fn nvrtc_refuses_what_the_real_one_would() {
         compile_ptx("extern \"C\" __global__ void k() {").unwrap_err();
         let context = CudaContext::new(0).unwrap();
         let module = context.load_module(compile_ptx(SOURCE).unwrap()).unwrap();
-        // Known to the emulator, but not in this source.
+        // The emulator knows this kernel, but the source does not contain it.
         module.load_function("fake_count").unwrap_err();
         module.load_function("no_such_kernel").unwrap_err();
     });
@@ -341,7 +345,7 @@ fn timing_events_measure() {
     });
 }
 
-/// Work of a stream that waits for nothing, while another stream waits for a flag of the host.
+/// Enqueues work that waits for nothing, while another stream waits for a flag of the host.
 fn beside_a_waiting_stream(device: usize, streams: usize) -> (CudaEvent, &'static AtomicU32) {
     let context = CudaContext::new(device).unwrap();
     let streams: Vec<_> = (0..streams).map(|_| context.new_stream().unwrap()).collect();
@@ -350,7 +354,7 @@ fn beside_a_waiting_stream(device: usize, streams: usize) -> (CudaEvent, &'stati
     (streams[streams.len() - 1].record_event(None).unwrap(), flag)
 }
 
-/// What must not happen before the host acts has some time to do so.
+/// Checks for some time that an event does not happen before the host acts.
 fn never(happens: impl Fn() -> bool) {
     for _ in 0..100 {
         assert!(!happens());
@@ -377,8 +381,8 @@ fn streams_that_share_a_hardware_queue_wait_for_each_other() {
     });
 }
 
-/// Two threads, one of them at a full queue, the other asks for an event of another stream; `look` sees whether it has been
-/// told, before the queue moves on.
+/// Runs two threads: one is blocked in a full queue, the other queries an event of another stream.
+/// `look` gets whether the query has returned, before the queue moves.
 fn ask_beside_a_full_queue(look: impl FnOnce(&AtomicBool)) {
     let context = CudaContext::new(0).unwrap();
     let (full, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -395,7 +399,7 @@ fn ask_beside_a_full_queue(look: impl FnOnce(&AtomicBool)) {
                 recorded.fetch_add(1, SeqCst);
             }
         });
-        // Until the stream has taken the wait, its place in the queue comes free once more.
+        // When the stream starts the wait, its place in the queue becomes free once more.
         while fake_cuda::stats().unwrap().blocked == 0 || recorded.load(SeqCst) < 16 {
             std::thread::sleep(Duration::from_millis(1));
         }

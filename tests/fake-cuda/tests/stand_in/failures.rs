@@ -23,7 +23,7 @@ fn a_lost_device_answers_every_call_with_its_error() {
         }
         assert_eq!(stream.synchronize().unwrap_err().0, lost);
         assert_eq!(event.record(&stream).unwrap_err().0, lost);
-        // SAFETY: allocated above and used no more; the device is lost, which is what is looked at.
+        // SAFETY: allocated above and no longer used; the device is lost, which the test checks.
         assert_eq!(unsafe { result::free_sync(buffer) }.unwrap_err().0, lost);
         // SAFETY: a context is bound to this thread.
         assert_eq!(unsafe { result::malloc_sync(64) }.unwrap_err().0, lost);
@@ -59,10 +59,11 @@ fn a_copy_from_memory_that_is_freed_too_early_loses_the_device() {
         // SAFETY: 64 bytes of a live allocation.
         unsafe { sys::cuMemHostRegister_v2(host.as_mut_ptr().cast(), 64, 1) }.result().unwrap();
         for _ in 0..10 {
-            // SAFETY: `host` is registered and `address` leaked; both are there until the stream has been synchronized.
+            // SAFETY: `host` is registered and `address` leaked; both outlive the synchronized
+            // stream's work.
             unsafe { result::memcpy_dtoh_async(&mut host, address, stream.cu_stream()) }.unwrap();
         }
-        // SAFETY: registered above; that copies from it are still under way is what the fake driver must notice.
+        // SAFETY: registered above; the fake driver must notice that copies are still under way.
         unsafe { sys::cuMemHostUnregister(host.as_mut_ptr().cast()) }.result().unwrap();
         let error = stream.synchronize().unwrap_err();
         assert_eq!(error.0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);

@@ -1,5 +1,5 @@
-//! The interpreter of PTX on texts written by hand: what lanes compute, where they meet, what is refused. No compiler is
-//! needed.
+//! The interpreter of PTX on texts written by hand: results of lanes, reconvergence, and refused
+//! texts. No compiler is needed.
 
 #![expect(clippy::expect_used, reason = "a test")]
 
@@ -50,7 +50,7 @@ fn integers_wrap_shift_and_divide() {
 #[test]
 fn floats_round_once_in_fma_and_pass_nan_by() {
     let float = |body: &str| f32::from_bits(words_of(&format!("{body}\nmov.b32 %r2, %f9;"))[0]);
-    // (1 + 2^-12)^2 - 1 needs more bits than a product has.
+    // (1 + 2^-12)^2 - 1 needs more bits than a rounded product has.
     let a = 1.0 + 2.0_f32.powi(-12);
     let bits = format!("0f{:08X}", a.to_bits());
     assert_eq!(float(&format!("fma.rn.f32 %f9, {bits}, {bits}, 0fBF800000;")), a.mul_add(a, -1.0));
@@ -67,7 +67,7 @@ fn floats_round_once_in_fma_and_pass_nan_by() {
 
 #[test]
 fn lanes_meet_behind_a_branch_and_behind_a_loop() {
-    // Lane i runs i times through the loop; then a shuffle of all lanes.
+    // Lane i runs i times through the loop; then all lanes shuffle.
     let body = "mov.u32 %r2, 0;\nmov.u32 %r3, %r1;\nsetp.eq.s32 %p1, %r3, 0;\n@%p1 bra $L2;\n\
                 $L1:\nadd.s32 %r2, %r2, 2;\nadd.s32 %r3, %r3, -1;\nsetp.ne.s32 %p2, %r3, 0;\n@%p2 bra $L1;\n\
                 $L2:\nshfl.sync.bfly.b32 %r2|%p3, %r2, 1, 31, -1;";
@@ -102,7 +102,8 @@ fn lanes_of_a_warp_are_not_in_step() {
     assert!(kinds("bar.sync 0;").is_empty());
 }
 
-/// Each lane copies its word of x to its word of s, between `before` and `after`, and stores what it then reads of s.
+/// Each lane copies its word of x to its word of s, between `before` and `after`. Then it reads a
+/// word of s and stores it.
 fn copied(before: &str, after: &str, read: &str) -> (Vec<FaultKind>, Vec<u32>) {
     let (run, words) = run_of(&format!(
         "st.global.u32 [%rd1], %r1;\nmov.u32 %r5, s;\nadd.s32 %r5, %r5, %r9;\nxor.b32 %r6, %r5, 4;\n{before}\n\
@@ -154,7 +155,7 @@ fn nothing_touches_the_two_ends_of_a_copy_under_way() {
     assert!(faults(into, &["cp.async.wait_all;"]).is_empty());
     let again = "cp.async.ca.shared.global [%r5], [%rd1], 4;";
     assert_eq!(faults("", &[again, "cp.async.wait_all;"]), [FaultKind::Race]);
-    // A reader that no barrier orders before the copy.
+    // A read that no barrier orders before the copy.
     let (write, read) = (format!("{into}\n{BARRIER}"), "ld.shared.u32 %r7, [%r6];");
     assert_eq!(faults(&format!("{write}\n{read}"), &["cp.async.wait_all;"]), [FaultKind::Race]);
     assert!(faults(&format!("{write}\n{read}\n{BARRIER}"), &["cp.async.wait_all;"]).is_empty());

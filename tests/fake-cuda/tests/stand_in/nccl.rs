@@ -66,7 +66,7 @@ fn one_thread_drives_all_devices_in_groups() {
     });
 }
 
-/// One raw communicator per thread, so that errors can be asked for and aborts be made.
+/// Runs `body` with one raw communicator per thread, so that it can query errors and abort.
 fn on_raw_ranks(body: impl Fn(usize, Arc<CudaStream>, sys::ncclComm_t) + Sync) {
     let id = cudarc::nccl::result::get_uniqueid().unwrap();
     std::thread::scope(|scope| {
@@ -163,7 +163,8 @@ fn ranks_must_not_share_a_device() {
     });
 }
 
-/// 1 on rank 0, and on the others half of what still changes a bf16 of that size: lost one by one, not all at once.
+/// Adds 1 on rank 0 and, on the others, half of the bf16 spacing at 1. Added one by one, the small
+/// numbers are lost; added to each other first, they are not.
 fn sums_of_small_numbers() {
     on_ranks(|rank, stream, comm| {
         let own = if rank == 0 { 1.0 } else { 1.0 / 256.0 };
@@ -176,8 +177,8 @@ fn sums_of_small_numbers() {
         let sum = stream.clone_dtoh(&sum).unwrap();
         assert_eq!(stream.clone_dtoh(&part).unwrap(), [sum[rank]]);
         let hops = std::env::var_os("FAKECUDA_NCCL_HOPS").is_some();
-        // Ties go to even: 1 + 3/256 up to 1 + 4/256, 1 + 1/256 down to 1. Two rings come to rank 0 with small numbers that
-        // are added up already; the others lose them one by one.
+        // Ties go to even: 1 + 3/256 up to 1 + 4/256, 1 + 1/256 down to 1. Two rings reach rank 0
+        // with small numbers that are already added; the others lose the small numbers one by one.
         let [one, most] = [1.0, 1.0 + 4.0 / 256.0].map(bf16::from_f32);
         let expected = if hops { [most, most, one, one] } else { [most; 4] };
         assert_eq!(sum, expected, "rank {rank}");

@@ -18,10 +18,10 @@ use cudarc::{
 
 const TWO: [(&str, &str); 2] = [("FAKECUDA_DEVICES", "2"), ("FAKECUDA_CHAOS_US", "500")];
 
-/// Tells the second process the id, as numbers.
+/// Variable with the id for the second process, as numbers.
 const ID: &str = "FAKECUDA_TEST_ID";
 
-/// The id, and the second process where this is the first.
+/// The id, and the second process if this is the first.
 fn meet(name: &str) -> (Id, Option<Child>) {
     if let Ok(text) = std::env::var(ID) {
         let bytes: Vec<_> = text.split(' ').map(|byte| byte.parse().unwrap()).collect();
@@ -71,7 +71,7 @@ fn collectives_of_two_processes_do_what_their_names_say() {
     });
 }
 
-/// One rank in each process; what is done with its communicator.
+/// Runs `body` with one rank's communicator; each process has one rank.
 fn on_raw_rank(id: Id, rank: i32, body: impl FnOnce(Arc<CudaStream>, sys::ncclComm_t)) {
     let context = CudaContext::new(0).unwrap();
     context.bind_to_thread().unwrap();
@@ -83,7 +83,7 @@ fn on_raw_rank(id: Id, rank: i32, body: impl FnOnce(Arc<CudaStream>, sys::ncclCo
     body(stream, comm);
 }
 
-/// Waits for a collective with a process that is gone.
+/// Waits for a collective with a process that is gone, and aborts it.
 fn waits_in_vain(stream: &Arc<CudaStream>, comm: sys::ncclComm_t) {
     let x = stream.alloc_zeros::<f32>(8).unwrap();
     let address = x.device_ptr(stream).0 as *mut std::ffi::c_void;
@@ -110,7 +110,7 @@ fn waits_in_vain(stream: &Arc<CudaStream>, comm: sys::ncclComm_t) {
     event.synchronize().unwrap();
 }
 
-/// Whichever process has made the id.
+/// The process that did not create the id is gone.
 #[test]
 fn a_process_that_is_gone_is_an_error_that_the_other_can_ask_for() {
     let name = "processes::a_process_that_is_gone_is_an_error_that_the_other_can_ask_for";
@@ -130,7 +130,7 @@ fn a_process_that_is_gone_is_an_error_that_the_other_can_ask_for() {
 fn a_process_whose_id_it_was_is_missed_when_it_is_gone() {
     let name = "processes::a_process_whose_id_it_was_is_missed_when_it_is_gone";
     in_child(name, &TWO, || {
-        // Two processes more, of which the first makes the id.
+        // Two more processes; the first of them creates the id.
         if let Ok(folder) = std::env::var("FAKECUDA_TEST_FOLDER") {
             let [joined, done] = ["joined", "done"].map(|name| Path::new(&folder).join(name));
             let (id, second) = meet(name);

@@ -13,7 +13,8 @@ use topology::counted;
 
 impl Session<'_> {
     /// Returns the checkpoint to continue from if the run diverged and may be rolled back `left`
-    /// times: the newest one before the skipped steps, or the run's start. Removes later ones.
+    /// times: the newest checkpoint before the skipped steps, or the run's start. Removes later
+    /// checkpoints.
     pub(super) fn earlier(
         &self,
         left: u64,

@@ -1,4 +1,4 @@
-//! Conversions to fp8 and products of it, on the device and on the cpu backend.
+//! Conversions to fp8 and fp8 matmuls, on the device and on the cpu backend.
 
 use crate::common::in_child;
 use crate::rig::{self, Rig, normal, nvrtc_or_skip, take_ran};
@@ -33,7 +33,7 @@ fn conversions_to_fp8_are_the_same_bits() {
     }
 }
 
-/// As NVRTC compiles them, too: with a conversion of the hardware from sm_89 on.
+/// Also the kernels that NVRTC compiles; from sm_89 on, they use a conversion of the hardware.
 #[test]
 fn compiled_conversions_to_fp8_are_the_same_bits() {
     if !nvrtc_or_skip() {
@@ -48,7 +48,7 @@ fn compiled_conversions_to_fp8_are_the_same_bits() {
     assert!(["maxima", "quantize"].iter().all(|kernel| ran.contains_key(*kernel)));
 }
 
-/// Sums of so few multiples of 1/8 are exact in any order, so a product is rounded once and has the same bits.
+/// Checks matmuls bit for bit. Sums of few multiples of 1/8 are exact, so D is rounded once.
 fn check_products() {
     let whole = |seed: u64, n: usize| -> Vec<f64> {
         rig::noise(seed, n).iter().map(|x| (x * 8.0).round() / 8.0).collect()

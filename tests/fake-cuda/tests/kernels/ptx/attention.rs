@@ -1,11 +1,11 @@
-//! Attention: portable, on tensor cores, and to what is kept.
+//! Attention: portable, on tensor cores, and to the KV cache.
 
 use super::kernels_of;
 use crate::rig::{Rig, VALUES, nvrtc_or_skip, take_ran};
 use crate::{DROPOUT, NO_DROPOUT};
 use device::{Dtype, Heads, Op};
 
-/// Runs attention and its gradients for heads of `dim`, and sees that the kernels with this ending ran.
+/// Runs attention and its gradients for heads of `dim`; the kernels with this ending must run.
 fn attention(sm: u32, dim: usize, types: &[Dtype], prefix: &str, bound: f64) {
     if !nvrtc_or_skip() {
         return;
@@ -21,7 +21,7 @@ fn attention(sm: u32, dim: usize, types: &[Dtype], prefix: &str, bound: f64) {
         let starts = (i > 0).then(|| rig.put_starts(heads.seq_len, &[10, 57, 3], 0..rows));
         let dropout = if i > 1 { DROPOUT } else { NO_DROPOUT };
         let mut pair = rig.open();
-        // The cpu backend rounds weights of tensor cores no more than others.
+        // The cpu backend does not round weights of tensor cores more than other weights.
         let rounded = if prefix == "attention_" && sm < 80 { 1e-6 } else { 1.0 / 128.0 };
         pair.check(&Op::Attention { qkv, out, lse, heads, starts, dropout }, rounded, 1.0);
         let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
@@ -93,6 +93,6 @@ fn attention_to_what_is_kept_and_the_last_columns() {
 #[test]
 fn these_are_all_kernels_of_attention() {
     let count = |file| kernels_of(file).len();
-    // Delta, what is kept, the last columns; forward, queries and keys of 64, 128 and 256.
+    // Delta, the KV cache, the last columns; forward, queries and keys of 64, 128 and 256.
     assert_eq!((count("attention.cu"), count("attention_mma.cu")), (3 + 9, 12));
 }

@@ -1,5 +1,5 @@
-//! Kernels with a planted fault each: the interpreter names the kind, the line and the thread. The kernels beside them do the
-//! same without the fault, and nothing is reported of them.
+//! Kernels with one planted fault each: the interpreter names the kind, the line and the thread.
+//! The same kernel without the fault has no report.
 
 use crate::rig::{compile, nvrtc_or_skip};
 use fake_cuda::ptx::{Fault, FaultKind, Memory, Run, Shape};
@@ -7,7 +7,7 @@ use fake_cuda::ptx::{Fault, FaultKind, Memory, Run, Shape};
 const PRELUDE: &str = "extern \"C\" __global__ void";
 const X: u64 = 0x1_0000;
 
-/// Runs a kernel with the body `body` on 64 threads; x has 64 floats, of which `written` were written.
+/// Runs a kernel with the body `body` on 64 threads; x has 64 floats, `written` or not.
 fn run_of(body: &str, written: bool) -> Run {
     let source = format!("{PRELUDE} planted(float* x) {{\n  int i = threadIdx.x;\n{body}\n}}\n");
     let module = compile("planted.cu", &source, 80);
@@ -18,8 +18,8 @@ fn run_of(body: &str, written: bool) -> Run {
     kernel.run(&shape, &[X], &mut memory).expect("arguments")
 }
 
-/// A fault of this kind is reported at this line of the body, counted from 1; without the fault there is none. A race may
-/// also show as a read of what was not written yet.
+/// Checks that a fault of this kind is reported at this line of the body, counted from 1, and that
+/// `good` has no fault. A race may also show as a read of bytes that are not written yet.
 fn plant(kind: FaultKind, line: usize, bad: &str, good: &str) -> Option<Fault> {
     if !nvrtc_or_skip() {
         return None;
@@ -45,7 +45,8 @@ fn a_race_of_two_warps() {
     assert!(fault.is_none_or(|fault| fault.about.contains("after thread")));
 }
 
-/// Since Volta the threads of a warp run on their own; a barrier of the warp orders them, and a shuffle does not.
+/// Since Volta the threads of a warp run independently; a barrier of the warp orders them, and a
+/// shuffle does not.
 #[test]
 fn a_race_within_a_warp() {
     let body = |between| format!("{SHARED}s[i] = i;\n{between}\nx[i] = s[i ^ 1];");
@@ -54,7 +55,7 @@ fn a_race_within_a_warp() {
     plant(FaultKind::Race, 4, &shuffle, &body("__syncwarp();"));
 }
 
-/// Warps that read what another overwrites before the next barrier.
+/// Warps that read bytes that another warp overwrites before the next barrier.
 #[test]
 fn a_race_of_a_reader_and_a_later_writer() {
     let body = |between| {
@@ -131,7 +132,7 @@ fn a_shuffle_that_some_lanes_do_not_reach() {
     plant(FaultKind::Parted, 1, &body(16), &body(32));
 }
 
-/// A word of x goes to s by `cp.async`; what stands around it decides.
+/// Copies a word of x to s by `cp.async`; `after` decides whether there is a race.
 fn copied(after: &str) -> String {
     format!(
         "__shared__ float s[64];\n\
@@ -147,7 +148,7 @@ fn a_read_of_a_copy_that_is_under_way() {
     plant(FaultKind::Race, 5, &body(""), &body(WAIT));
 }
 
-/// The barrier must stand behind the wait.
+/// The barrier must follow the wait.
 #[test]
 fn a_read_of_a_copy_for_which_only_its_own_thread_has_waited() {
     let body = |first, second| {
@@ -164,7 +165,7 @@ fn a_source_that_is_overwritten_while_its_copy_is_under_way() {
     plant(FaultKind::Race, 4, &body("", WAIT), &body(WAIT, ""));
 }
 
-/// Two tiles in turn, as kernels have them: the copy into a tile begins only when all warps have read it.
+/// Two tiles in turn, as in kernels: a copy into a tile starts after all warps have read the tile.
 #[test]
 fn a_copy_into_a_tile_that_others_still_read() {
     let body = |before, after| {
@@ -176,7 +177,7 @@ fn a_copy_into_a_tile_that_others_still_read() {
     plant(FaultKind::Race, 8, &body("", barrier), &body(barrier, ""));
 }
 
-/// Columns of a tile of 32 x 32 words are in one bank, unless rows are one longer.
+/// A column of a tile of 32 x 32 words is in one bank, unless rows are one word longer.
 #[test]
 fn conflicts_and_sectors_are_counted() {
     if !nvrtc_or_skip() {
