@@ -28,7 +28,7 @@ pub use crate::run::options::{RunOptions, StuckHandler};
 pub use crate::run::outcome::{Outcome, ReadFailure, RunError};
 use crate::run::save::{SavePoint, Saver};
 use crate::run::skip_cause::SkipCause;
-use crate::run::stop::{StopSignal, StopVote};
+use crate::run::stop::{PanicGuard, StopSignal, StopVote};
 use crate::step::Trainer;
 pub use crate::train::initial_states::Weights;
 use crate::trainer::trainer;
@@ -234,17 +234,6 @@ impl Watchdog<'_> {
             return;
         }
         (stuck.call)(&RunError { rank, step, error, all, read_failure: None });
-    }
-}
-
-/// Guard that requests a stop of the run if the listener panics.
-struct PanicGuard<'a>(&'a AtomicBool);
-
-impl Drop for PanicGuard<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.store(true, Ordering::Relaxed);
-        }
     }
 }
 

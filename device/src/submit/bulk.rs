@@ -1,6 +1,6 @@
 //! Large reads and writes between steps, by the rank's own thread and its kernel threads. They set
-//! optimizer states before the first step and read them after the last. States are as large as the
-//! model.
+//! the tensors that outlive a step before the first step, and read them after the last. Together
+//! these tensors are as large as the model or larger.
 
 use crate::{Device, Divisible, Error, Tensor, View, ViewMut};
 use std::panic::Location;

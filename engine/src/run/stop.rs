@@ -86,6 +86,18 @@ impl StopVote<'_> {
     }
 }
 
+/// Guard that requests a stop of the run if the listener panics.
+#[derive(Debug)]
+pub(crate) struct PanicGuard<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

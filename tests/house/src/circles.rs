@@ -6,13 +6,13 @@ use crate::workspace::{self, is_test};
 use std::collections::{BTreeMap, BTreeSet};
 use syn::visit::{self, Visit};
 
-/// A module's path in its crate, or that of something in it; empty: the crate itself.
+/// Path of a module or an item in its crate; empty for the crate itself.
 type Path = Vec<String>;
 
-/// What a file says of others.
+/// Names and paths by which a file uses other modules.
 #[derive(Debug, Default)]
 struct File {
-    /// What `use` brings in: the name here, and the path as written; `*` for all of it.
+    /// Names that `use` declares, each with its path as written; `*` for a glob.
     names: Vec<(String, Path)>,
     /// Paths in its code.
     paths: Vec<Path>,

@@ -24,13 +24,13 @@ const ITEMS: [&str; 14] = [
 /// The lines that are no tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LineCount {
-    /// Lines, with comments and blank ones.
+    /// All lines, including comments and blank lines.
     pub all: usize,
     /// Lines with code.
     pub code: usize,
 }
 
-/// Counts the lines of `text` that are no tests. A line counts as code if a token stands on it.
+/// Counts the lines of `text` that are no tests. A line with a token counts as code.
 pub(crate) fn count(text: &str) -> Result<LineCount, String> {
     let tokens: TokenStream = text.parse().map_err(|e| format!("{e}"))?;
     let mut lines = Lines { text: text.lines().collect(), ..Lines::default() };

@@ -214,7 +214,7 @@ fn with_tuples(crates: &[Crate]) -> Vec<(String, String, usize)> {
     found
 }
 
-/// Number of rows of the table that tells how to add a config key.
+/// Number of rows of the table of steps to add a config key.
 fn key_steps(guide: &str) -> usize {
     let (_, section) = guide.split_once("\n## Add a config key\n").unwrap_or_default();
     let section = section.split("\n## ").next().unwrap_or_default();

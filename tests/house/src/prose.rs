@@ -1,12 +1,13 @@
 //! Finds the documentation comments with a phrase that makes a reader read twice.
 //!
-//! The phrases are those of a dialect that this project once had: pronouns without a noun, "where" for "if", private
-//! words for common ones. They are found by words, so a comment without one may still be bad, and a few good ones have one.
+//! The phrases belong to a dialect that this project once had: pronouns without a noun, "if" replaced
+//! by another word, private words. The search compares words only, so a comment without a phrase may
+//! still be bad, and a few good comments have one of the phrases.
 
 use crate::workspace::{Crate, Source};
 
-/// Phrases, word by word; `|` separates the words of which one is enough, `_` is any word. `^` is the beginning of a clause,
-/// and `.` its end.
+/// Phrases, word by word: `|` separates alternatives, `_` is any word, `^` is the beginning of a
+/// clause, and `.` is its end.
 const PHRASES: [&str; 40] = [
     "so many|much|few",
     "for who|whom|whoever",

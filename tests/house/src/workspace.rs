@@ -30,7 +30,7 @@ pub struct Crate {
     pub name: String,
     /// Its folder, from the root of the workspace on.
     pub folder: String,
-    /// Its files, without those of crates in folders below it.
+    /// Files of the crate, without nested crates.
     pub sources: Vec<Source>,
 }
 
@@ -97,7 +97,7 @@ fn text(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Adds the files of Rust below `folder` to `found`, without those of other packages and of builds.
+/// Adds the files of Rust below `folder` to `found`, without other packages and build folders.
 fn collect(folder: &Path, found: &mut Vec<PathBuf>) -> Result<(), String> {
     let entries = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     for entry in entries {
@@ -124,7 +124,7 @@ pub(crate) fn is_test(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(is)
 }
 
-/// Marks the files that are modules of tests, and the modules below these.
+/// Marks the files that are modules of tests, and their submodules.
 fn mark_tests(sources: &mut [Source]) {
     let mut tests = BTreeSet::new();
     for source in sources.iter() {

@@ -1,6 +1,6 @@
 //! The view of onebox from outside, as texts in tests/fixtures/outside: a refactoring changes none
-//! of them. Intended changes are written with `ONEBOX_UPDATE=1 cargo test -p .. --test outside`,
-//! and their difference is reviewed.
+//! of them. Intended changes are written with `ONEBOX_UPDATE=1 cargo test -p onebox --test commands
+//! outside::`, and their difference is reviewed.
 //!
 //! No text depends on the machine: documents describe boxes, or have equal fields everywhere.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]

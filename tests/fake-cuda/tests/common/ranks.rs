@@ -1,4 +1,5 @@
 //! Ranks of a communicator of four, and the collectives that all of them run.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;
 

@@ -119,7 +119,7 @@ fn a_wait_orders_streams() {
 #[test]
 fn a_missing_wait_is_seen_with_chaos() {
     in_child("driver::a_missing_wait_is_seen_with_chaos", &CHAOS, || {
-        assert!(!copied_after_fill(false))
+        assert!(!copied_after_fill(false));
     });
 }
 

@@ -27,7 +27,7 @@ pub(super) fn compare(subject: &str, found: &str) {
     assert!(
         committed == found,
         "tests/fixtures/outside/{subject}.txt (-) is not what onebox shows (+):\n{}\
-         If that is on purpose: ONEBOX_UPDATE=1 cargo test --locked --offline -p {package} --test outside {subject}",
+         If that is on purpose: ONEBOX_UPDATE=1 cargo test --locked --offline -p {package} --test commands outside::",
         difference(&committed, found)
     );
 }
