@@ -233,7 +233,7 @@ pub enum Op {
     /// c (m, n) = (add ? c : 0) + a (m, k) b (k, n) + bias (n); fp32 inside, one rounding. Then the
     /// epilogue.
     Gemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, add: bool, epilogue: Epilogue },
-    /// c (m, n) = scales[0] scales[1] a (m, k) b (k, n) + bias (n). The operands are fp8 and lie
+    /// `c (m, n) = scales[0] scales[1] a (m, k) b (k, n) + bias (n)`. The operands are fp8 and lie
     /// along k, so b is a transposed view. At most one operand is E5m2. Each scale is (1) F32. fp32
     /// inside (tensor cores keep fewer bits in parts of a sum), one rounding.
     ScaledGemm { a: Tensor, b: Tensor, c: Tensor, bias: Option<Tensor>, scales: [Tensor; 2] },

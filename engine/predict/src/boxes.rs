@@ -64,7 +64,7 @@ pub struct Layout {
 /// Hardware of the ranks of `config` on a box. `host` has the bytes of host memory of a rank.
 ///
 /// # Errors
-/// Returns an error if a rate is missing, and the errors of [`layout`].
+/// Returns an error if a rate is missing, and the errors of [`layout()`].
 pub fn hardware(
     config: &Config,
     described: &BoxConfig,

@@ -1,7 +1,7 @@
 //! Names of types. A type is named by a noun of the field, and a crate does not give one name to many types.
 //!
 //! The last word of a name decides: `GivenConfig` is a noun, `Given` is not. A word is no noun if it is in one of the lists of
-//! [`words`](crate::words) or has the ending of a participle, an adverb or an adjective, and is not in the list of nouns with
+//! `words.rs` or has the ending of a participle, an adverb or an adjective, and is not in the list of nouns with
 //! such an ending. A preposition with one word after it (`OnBox`) is no noun either. Traits may have verbs and
 //! adjectives as names, as `Read` and `Sized` of the standard library; but not adverbs, pronouns or prepositions.
 

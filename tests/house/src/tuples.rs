@@ -1,8 +1,8 @@
 //! Functions with an anonymous tuple as an argument. A struct with named fields says more.
 //!
 //! An argument counts if it is a tuple of at least two, or a reference to one, or an `Option` of one; a slice of pairs does not.
-//! Ranges and points do not count: plain numbers of one type that the pattern names as one of [`NUMBERS`], or two of them in an
-//! argument that is called one of [`POINTS`].
+//! Ranges and points do not count: plain numbers of one type that the pattern names as one of `NUMBERS`, or two of them in an
+//! argument that is called one of `POINTS`.
 
 use syn::visit::{self, Visit};
 
