@@ -35,13 +35,15 @@ section! {
             what: "NUMA node", most: 1024, or: KeyDefault::Default(1), machines: 1,
             per_machine: described.as_ref().map(|m| m.numa_nodes.len()),
         });
-        /// Usable memory of each GPU.
+        /// Memory of each GPU as CUDA reports it. onebox leaves 1.5 GiB of it to the CUDA context
+        /// and NCCL.
         gpu_memory: u64 = bytes(1 << 50, KeyDefault::Required("gpu_memory: \"31.7GiB\""));
         /// Usable memory of each NUMA node.
         node_memory: u64 = bytes(1 << 50, KeyDefault::Required("node_memory: \"755GiB\""));
         /// Machine that the XML of `topology` describes.
         machine: Option<Arc<Machine>> = not_a_key(described.map(|machine| machine::with_node_memory(machine, node_memory)));
-        /// Rate between a machine and all other machines, in GB/s each way. 0: unknown.
+        /// Nominal rate between a machine and all other machines, in GB/s each way; a simulation
+        /// uses 85 % of it. 0: unknown.
         network_gb_per_s: f32 = rate();
         /// Rates of each GPU. 0: unknown.
         gpu: GpuConfig = section(|s| {
@@ -70,8 +72,9 @@ section! {
         fp32_tflops: f32 = rate();
         /// Bandwidth of the GPU's memory in GB/s, from the data sheet. 0: unknown.
         memory_gb_per_s: f32 = rate();
-        /// Rate between two GPUs of a machine in GB/s each way, such as NVLink. 0: GPUs reach each
-        /// other over the links to the host. Used only without `topology`.
+        /// Nominal rate between two GPUs of a machine in GB/s each way, such as NVLink; a
+        /// simulation uses 87 % of it. 0: GPUs reach each other over the links to the host. Used
+        /// only without `topology`.
         peer_gb_per_s: f32 = rate();
         /// Number of multiprocessors of a GPU. 0: unknown.
         processors: usize = uint_or_unknown(4..=1_000);
@@ -81,8 +84,12 @@ section! {
         /// Whether to simulate the software of 2020 that the authors of ZeRO-Offload had, for
         /// comparison.
         as_of_2020: bool = flag(KeyDefault::Default(false));
-        /// Properties of the software of 2020 that are left out, to see their effect: words of
-        /// `scores`, `heads`, `small_kernels`, `pageable`, `one_copier`, `adam_rate`, `unscaling`.
+        /// Properties of the software of 2020 that a simulation with `gpu.as_of_2020` leaves out,
+        /// to see their effect. Words with spaces between them: `scores` (a kernel for each
+        /// operation on scores), `heads` (copies of heads), `small_kernels` (several kernels for
+        /// bias, dropout, residual and loss), `pageable` (checkpoints in unpinned memory),
+        /// `one_copier` (one rank copies gradients at a time), `adam_rate` (a slower CPU-Adam),
+        /// `unscaling` (a separate unscaling pass).
         as_of_2020_without: Vec<Fact> = facts();
     }
 }
@@ -94,15 +101,19 @@ section! {
         /// Bandwidth of the memory channels of each NUMA node in GB/s, from the data sheet. 0:
         /// unknown.
         node_gb_per_s: f32 = rate();
-        /// Rate at which one core reads and writes memory, in GB/s. 0: unknown.
+        /// Measured rate at which one core reads and writes memory (STREAM), in GB/s. 0: unknown.
         core_gb_per_s: f32 = rate();
         /// Number of cores of a machine. 0: unknown. Used only without `topology`.
         cores: usize = uint(0..=100_000, KeyDefault::Default(0));
-        /// Rate of each GPU's link to the host, in GB/s each way. 0: unknown. Used only without
-        /// `topology`.
+        /// Nominal rate of each GPU's link to the host, in GB/s each way (31.5 for PCIe 4.0 x16); a
+        /// simulation uses 78 % of it. 0: unknown. Used only without `topology`.
         link_gb_per_s: f32 = rate();
     }
 }
+
+/// Documentation of the rate of an op.
+const OF_AN_OP: &str = "GB/s of this op on one core. 0: not measured; the rate of the other storage, else \
+                        `measured.other_gb_per_s`, is used.";
 
 impl Section<'_, '_> {
     /// Reads a rate; 0 is unknown.
@@ -122,17 +133,15 @@ impl Section<'_, '_> {
         names.split_whitespace().filter_map(Fact::named).collect()
     }
 
-    /// Reads the two rates of an op on one core: its arithmetic, and its operands.
-    fn flops_and_bytes(&mut self, flops: &'static str, bytes: &'static str) -> [f32; 2] {
-        let flops = Declaration::new(flops, "GFLOPS of one core.");
-        let bytes = Declaration::new(bytes, "GB/s of the operands, after the arithmetic.");
+    /// Reads the two rates of an op on one core: of its arithmetic, and of its operands.
+    fn flops_and_bytes(&mut self, flops: Declaration, bytes: Declaration) -> [f32; 2] {
         [flops, bytes].map(|key| self.rate(key))
     }
 
     /// Reads a rate for each op of [`MEASURED_OPS`].
     fn ops(&mut self, key: &'static str, doc: &'static str) -> [f32; MEASURED_OPS.len()] {
         self.section(Declaration::new(key, doc), |s| {
-            MEASURED_OPS.map(|name| s.rate(Declaration::new(name, "GB/s of this op.")))
+            MEASURED_OPS.map(|name| s.rate(Declaration::new(name, OF_AN_OP)))
         })
     }
 
@@ -184,14 +193,26 @@ section! {
         /// Number of cores of the measured machine. 0: not measured.
         cores: usize = uint(0..=100_000, KeyDefault::Default(0));
 
-        let of_16 = s.flops_and_bytes("gemm_gflops_16", "gemm_gb_per_s_16");
-        let of_32 = s.flops_and_bytes("gemm_gflops_32", "gemm_gb_per_s_32");
+        let of_16 = s.flops_and_bytes(
+            Declaration::new("gemm_gflops_16", "GFLOPS of one core in matmuls with 16-bit storage, while the other cores work, too."),
+            Declaration::new("gemm_gb_per_s_16", "GB/s at which one core moves the operands of matmuls with 16-bit storage; this time adds to the time of the arithmetic."),
+        );
+        let of_32 = s.flops_and_bytes(
+            Declaration::new("gemm_gflops_32", "GFLOPS of one core in matmuls with 32-bit storage, while the other cores work, too."),
+            Declaration::new("gemm_gb_per_s_32", "GB/s at which one core moves the operands of matmuls with 32-bit storage; this time adds to the time of the arithmetic."),
+        );
         /// Matmuls with 16-bit and 32-bit storage: GFLOPS, and then GB/s of the operands. Both
         /// times add up.
         gemm: [[f32; 2]; 2] = not_a_key([of_16, of_32]);
 
-        let forward = s.flops_and_bytes("attention_gflops", "attention_gb_per_s");
-        let backward = s.flops_and_bytes("attention_backward_gflops", "attention_backward_gb_per_s");
+        let forward = s.flops_and_bytes(
+            Declaration::new("attention_gflops", "GFLOPS of one core in attention, forward pass, while the other cores work, too."),
+            Declaration::new("attention_gb_per_s", "GB/s at which one core moves the operands of attention, forward pass; this time adds to the time of the arithmetic."),
+        );
+        let backward = s.flops_and_bytes(
+            Declaration::new("attention_backward_gflops", "GFLOPS of one core in attention, backward pass, while the other cores work, too."),
+            Declaration::new("attention_backward_gb_per_s", "GB/s at which one core moves the operands of attention, backward pass; this time adds to the time of the arithmetic."),
+        );
         /// Attention, forward and backward, with the same two rates.
         attention: [[f32; 2]; 2] = not_a_key([forward, backward]);
 
@@ -204,7 +225,7 @@ section! {
         thread_us: f32 = rate();
         /// Rate that each further core adds to a rank, as a share of the first core's rate.
         thread_share: f32 = float(Interval::closed(0.0, 1.0), KeyDefault::Default(1.0));
-        /// Rate of an op without its own rate, in GB/s.
+        /// GB/s on one core of an op without its own rate.
         other_gb_per_s: f32 = rate();
         /// Microseconds that each op needs in addition to its work.
         op_us: f32 = rate();

@@ -24,26 +24,29 @@ section! {
         /// `prompt` and `completion`, in each; only answers are targets.
         format: DataFormat = choice(KeyDefault::Default(DataFormat::Auto)), resume: Experiment;
         /// Path of a `tokenizer.json`, or of its folder, that makes tokens of text. None: a byte is
-        /// a token. With `data.format` `U16`, `U32` and `Megatron` it is the tokenizer that made
-        /// the tokens; the run keeps it for `generate`, `export` and `data show`. If the key is
-        /// left out, the folder of `model.from` gives its tokenizer. If that folder has none,
-        /// onebox refuses to train its weights on bytes, unless the config says `None`.
+        /// a token; `Jsonl` and `Chat` need a tokenizer. With `data.format` `U16`, `U32` and
+        /// `Megatron` it is the tokenizer that made the tokens; the run keeps it for `generate`,
+        /// `export` and `data show`. If the key is left out, the folder of `model.from` gives its
+        /// tokenizer. If that folder has none, onebox refuses to train its weights on bytes, unless
+        /// the config says `None`.
         tokenizer: Option<String> = path(tokenizer(beside_model)), resume: Experiment;
         /// Share of `data.train` that is the validation set if `data.validation` is None.
         validation_fraction: f32 = float(Interval::above(0.0, 0.5), KeyDefault::Default(0.1)), resume: Experiment;
         /// Contents of a sample. `Windows`: `model.seq_len` tokens of the joined documents.
         /// `Documents`: several documents of `Jsonl`, `Chat` or `Megatron`, each of which attends
-        /// only to itself, then padding. `None`: one document, then padding.
+        /// only to itself, then padding. `None`: one document, then padding. The default of `Chat`
+        /// is `None`; `Chat` does not allow `Windows`.
         packing: Packing = choice(match format {
             DataFormat::Chat => KeyDefault::Derived(Packing::None, "chats are samples", &["data.format"]),
             _ => KeyDefault::Default(Packing::Windows),
         }), resume: Experiment;
         /// Whether a document of more than `model.seq_len` + 1 tokens is cut to this length, with
-        /// `data.packing` `Documents` or `None`. `false`: it is left out, and counted; but
-        /// `packing: Documents` divides it if the format is `Jsonl` or `Megatron`.
+        /// `data.packing` `Documents` or `None`. `false`: it is left out, and onebox reports how
+        /// many are; but `packing: Documents` divides it if the format is `Jsonl` or `Megatron`.
+        /// Not allowed with `Windows`.
         truncate: bool = flag(KeyDefault::Default(false)), resume: Experiment;
-        /// First message of each chat without a system message, with `data.format: Chat`. Empty: no
-        /// message.
+        /// System message that begins each chat without a system message, with `data.format: Chat`.
+        /// Empty: no message.
         system: String = text(KeyDefault::Default(String::new()), |_| Ok(())), resume: Experiment;
         /// Meaning of the text of a control token, such as `<|im_end|>`, in texts of `Jsonl`, and
         /// in a `prompt` and `completion` of `Chat` that are texts. `Text`: the text controls
@@ -54,8 +57,8 @@ section! {
 
         // Versions without this key had only `Random`.
         let usual = if s.reader.stored { DataOrder::Random } else { DataOrder::Shuffled };
-        /// Order of the samples. `Shuffled`: epochs; each epoch has every window of `model.seq_len`
-        /// tokens once. `Random`: each sample starts at a random token.
+        /// Order of the samples. `Shuffled`: epochs; each epoch has every sample once, in its own
+        /// order. `Random`: each sample is drawn at random, and a window starts at any token.
         order: DataOrder = choice(KeyDefault::Default(usual)), resume: Experiment;
     }
 }

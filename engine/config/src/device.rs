@@ -19,9 +19,9 @@ choice! {
             /// Size of the memory of each virtual GPU.
             #[serde(serialize_with = "size")]
             memory: u64 = bytes(1 << 60, KeyDefault::Default(2 << 30)), resume: Placement;
-            /// Number of kernel threads of each virtual GPU. None: the cores of this machine
-            /// divided by `device.count`, at most the cores of the rank's placement, and at least
-            /// 1.
+            /// Number of kernel threads of each virtual GPU. None: the hardware threads of this
+            /// machine divided by its virtual GPUs; fewer if the sockets of the rank have fewer, or
+            /// if the scratch memory of the threads does not fit into `device.memory`; at least 1.
             threads: Option<usize> = uint_or_none(1..=4096), resume: Placement;
         },
         /// Real GPUs.

@@ -9,8 +9,9 @@ section! {
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct ModelConfig, read(s, in_folder: impl FnOnce(&mut Section<'_, '_>, Option<&str>) -> Option<ModelConfig>) {
         /// Folder of a transformers model (Llama, Mistral, Qwen2, Qwen3, GPT-2), or its
-        /// config.json. The folder decides the keys of `model`, and training starts from its
-        /// weights. Other keys of `model` must not contradict the folder, but `model.seq_len` may
+        /// config.json. The folder decides the keys of `model` except `model.dropout` and
+        /// `model.init_std`, and training starts from its weights unless `model.weights` is
+        /// `Random`. Other keys of `model` must not contradict the folder, but `model.seq_len` may
         /// be smaller. None: there is no folder.
         from: Option<String> = path(KeyDefault::Default(None)), resume: Harmless;
         /// Initial weights of a run with `model.from`. `Pretrained`: the folder's weights.
@@ -25,11 +26,12 @@ section! {
         family: Family = choice(KeyDefault::Default(Family::Gpt2).unless(of.map(|m| m.family))), resume: Experiment;
 
         let gpt2 = family == Family::Gpt2;
-        /// Number of blocks.
+        /// Number of blocks. With `model.from` the folder gives this number.
         layers: usize = uint(1..=10_000, KeyDefault::Required("layers: 12").unless(of.map(|m| m.layers))), resume: Experiment;
-        /// Width of the residual stream.
+        /// Width of the residual stream. With `model.from` the folder gives this number.
         hidden: usize = uint(1..=1_000_000, KeyDefault::Required("hidden: 768").unless(of.map(|m| m.hidden))), resume: Experiment;
-        /// Number of attention heads; a multiple of `parallel.tensor`.
+        /// Number of attention heads; a multiple of `parallel.tensor`. With `model.from` the folder
+        /// gives this number.
         heads: usize = uint(1..=65_536, KeyDefault::Required("heads: 12").unless(of.map(|m| m.heads))), resume: Experiment;
 
         let one_each = KeyDefault::Derived(heads, "heads", &["model.heads"]);
@@ -39,10 +41,11 @@ section! {
         kv_heads: usize = uint(1..=65_536, one_each.unless(of.map(|m| m.kv_heads))), resume: Experiment;
 
         let quotient = KeyDefault::Derived(hidden / heads.max(1), "hidden / heads", &["model.hidden", "model.heads"]);
-        /// Number of elements of a head; even with rotary positions. A number other than hidden /
-        /// heads needs `model.family: Llama`.
+        /// Number of elements of a head: an even number for `model.family: Llama`, and at most 256
+        /// on GPUs. A number other than hidden / heads needs `model.family: Llama`.
         head_dim: usize = uint(1..=65_536, quotient.unless(of.map(|m| m.head_dim))), resume: Experiment;
-        /// Number of tokens of a sample.
+        /// Number of tokens of a sample. With `model.from` the default is the longest sample of the
+        /// model.
         seq_len: usize = uint(
             1..=MOST_POSITIONS, KeyDefault::Required("seq_len: 1024").unless(of.map(|m| m.seq_len))
         ), resume: Experiment;

@@ -23,10 +23,11 @@ section! {
         /// on the GPUs, partitioned over the data-parallel ranks. `Split`: a share on the GPUs, all
         /// else on the host.
         optimizer: Placement = choice(KeyDefault::Default(Placement::Host)), resume: Placement;
-        /// Where the 16-bit parameters are between their uses. `Device`: on the GPUs. `Host`: on
-        /// the host. The parameters of each block are then prefetched to the GPU before each use,
-        /// so a model may be larger than GPU memory; the bits are the same. `Host` needs
-        /// `offload.optimizer: Host`.
+        /// Where the parameters of the forward and backward pass are between their uses. `Device`:
+        /// on the GPUs. `Host`: on the host, and each block's parameters are prefetched to the GPU
+        /// before each use, so a model may be larger than GPU memory; the bits are the same. `Host`
+        /// needs `offload.optimizer: Host`, and does not allow `offload.update: Delayed` or
+        /// `offload.transfer: Blocking`.
         parameters: ParameterPlace = choice(KeyDefault::Default(ParameterPlace::Device)), resume: Placement;
         /// Number of blocks whose parameters a GPU holds in a ring of buffers, besides the resident
         /// blocks. Only with `offload.parameters: Host`. None: 3, or 2 if 3 do not fit.
@@ -38,21 +39,27 @@ section! {
         /// forward pass. `Speculative`: begins during the backward pass, and needs more host
         /// memory. `Delayed`: during the whole next step, which computes on parameters of one step
         /// earlier. All modes but `Delayed` give the same bits. `Auto`: `Speculative` if it fits
-        /// and saves time, else `Overlapped`; `plan`, `simulate` and `train` print the reason.
+        /// and saves time, else `Overlapped`; `plan`, `simulate` and `train` print the reason. With
+        /// `offload.optimizer: Device`, `Speculative` and `Delayed` are as `Overlapped`.
         update: UpdateMode = choice(KeyDefault::Default(UpdateMode::Overlapped)), resume: Placement;
         /// Share of the parameters after the embedding that `offload.update: Speculative` updates
-        /// during the backward pass. It is rounded down to whole segments, from the last segment
-        /// on: an untied output projection, the final norm, the last blocks. Their states use host
-        /// memory twice. `Auto`: on a described box the smallest share with almost the fastest
-        /// simulated step, elsewhere 0.5, or less if 0.5 does not fit.
+        /// during the backward pass. It is rounded down to whole segments, counted from the end of
+        /// the model: an untied output projection, the final norm, the last blocks. A share smaller
+        /// than the last segment is refused. The states of these parameters are in host memory
+        /// twice. `Auto`: on a described box the smallest tried share whose simulated step is at
+        /// most 0.5 % slower than the fastest; elsewhere 0.5, or less if 0.5 does not fit.
         speculated_fraction: SpeculatedFraction = speculated(), resume: Placement;
-        /// How gradients and parameters cross PCIe. `Streamed`: each 16-bit shard as soon as it is
-        /// ready. `Blocking`: as in DeepSpeed in 2020, for comparison; it needs `offload.update:
-        /// Serial` and `offload.optimizer: Host`.
+        /// How gradients and parameters cross PCIe. `Streamed`: each shard as soon as it is ready.
+        /// `Blocking`: as in DeepSpeed in 2020, for comparison; it needs `offload.update: Serial`
+        /// and `offload.optimizer: Host`, and does not allow `offload.parameters: Host` or
+        /// `offload.accumulate: Device`.
         transfer: Transfer = choice(KeyDefault::Default(Transfer::Streamed)), resume: Layout;
         /// Where gradients of several micro-batches are summed in fp32. `Device`: on the GPU, 4/DP
         /// bytes for each parameter. `Host`: on the host, 4 bytes for each parameter that a rank
-        /// owns. `Auto`: on the GPU if the plan fits, else on the host.
+        /// owns. `Auto`: on the GPU if the plan fits, else on the host. With `offload.optimizer:
+        /// Device` sums are always on the GPU; with `offload.transfer: Blocking` they are always on
+        /// the host, in the storage type. If `offload.parameters: Host` runs all micro-batches of a
+        /// step together, the GPU needs only a few buffers.
         accumulate: Accumulate = choice(KeyDefault::Default(Accumulate::Auto)), resume: Placement;
         /// Storage of the AdamW moments in host memory. `Fp32`: 4 bytes for each moment. `Bf16`: 2
         /// bytes, with stochastic rounding: close to fp32, not equal. `Bf16` needs
@@ -69,7 +76,9 @@ section! {
         /// Largest number of elements of a tile of the host's update. The parameters of a tile go
         /// to the GPU in one copy: 2 bytes for each element, or 4 with `precision: Fp32`.
         tile_elements: usize = uint(1024..=1 << 40, KeyDefault::Default(TILE_ELEMENTS)), resume: Placement;
-        /// Number of segments by which parameter uploads run before the forward pass.
+        /// Number of segments (embedding, block, final norm, output projection) by which the
+        /// uploads of parameters are ahead of the forward pass. Blocks in the buffers of
+        /// `offload.ring` do not use this key.
         lookahead: usize = uint(1..=64, KeyDefault::Default(1)), resume: Placement;
         /// Whether every block has its own gradient buffer, as in PyTorch, for comparison.
         /// Otherwise the blocks use two buffers in turn.
@@ -78,7 +87,8 @@ section! {
         /// that an exact update overlaps with all of them. Each micro-batch needs a set of block
         /// inputs; more than one micro-batch needs `recompute: Block`. With `offload.parameters:
         /// Host` all forward and backward passes run in groups of this size, and parameters cross
-        /// PCIe twice for each group.
+        /// PCIe twice for each group. With `offload.parameters: Host` the default is all
+        /// micro-batches of a step. A number above the micro-batches of a step means all of them.
         first_forward: usize = uint(1..=ALL_TOGETHER as u64, together(parameters)), resume: Placement;
         /// Sockets whose cores and memory a rank uses. `Near`: the rank's own socket. `All`: also
         /// the sockets without ranks. `Auto`: the own socket, or all sockets if the own socket's
@@ -111,8 +121,8 @@ choice! {
         /// States and update on the device for the parameters that the forward pass needs first, on
         /// the host for all others.
         Split["(device_fraction: 0.2)"] {
-            /// Share of the parameters whose optimizer states are on the GPUs, rounded so that
-            /// every rank owns the same number.
+            /// Share of the parameters whose optimizer states are on the GPUs: those that the
+            /// forward pass needs first. It is rounded so that every rank owns the same number.
             device_fraction: f32 = float(Interval::closed(0.0, 1.0), KeyDefault::Required("device_fraction: 0.2"));
         },
     }
@@ -173,7 +183,8 @@ choice! {
         /// of step k - 1. This is not exact: steps up to `after_step` are exact, and the next step
         /// is stale. With `optimizer: Device` this mode is `Overlapped`.
         Delayed["(after_step: 40)"] {
-            /// Number of the optimizer step whose update is the first delayed update.
+            /// Number of the optimizer step whose update is the first delayed update; all earlier
+            /// updates are exact. 0 is as 1.
             after_step: u64 = uint(0..=super::STEPS, KeyDefault::Required("after_step: 40"));
         },
         /// `Speculative` or `Overlapped`, as `predict::choose` decides; `Overlapped` before that.

@@ -9,7 +9,8 @@ section! {
     /// Keys of the update rule.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct OptimizerConfig, read(s) {
-        /// AdamW (arXiv 1711.05101), or plain gradient descent with decoupled weight decay.
+        /// Optimizer. `AdamW`: Adam with decoupled weight decay (arXiv 1711.05101). `Sgd`: plain
+        /// gradient descent with decoupled weight decay.
         kind: OptimizerKind = choice(KeyDefault::Default(OptimizerKind::AdamW)), resume: Experiment;
         /// Peak learning rate.
         lr: f32 = float(Interval::above(0.0, 10.0), KeyDefault::Default(6e-4)), resume: Experiment;
@@ -52,7 +53,8 @@ section! {
         /// Curve of the learning rate after the warm-up. `Cosine` and `Linear` fall to
         /// `schedule.min_lr`. `Constant` stays at the peak. `Wsd` (warm-up, stable, decay) stays at
         /// the peak and then falls as `Cosine` does. `InverseSqrt` is the peak times the square
-        /// root of `warmup_steps` / step; without a warm-up, of 10_000 / (10_000 + step).
+        /// root of `warmup_steps` / step; without a warm-up, of 10_000 / (10_000 + step). It never
+        /// falls below `schedule.min_lr`.
         kind: ScheduleKind = choice_with(KeyDefault::Default(ScheduleKind::Cosine), until), resume: Experiment;
         /// Smallest learning rate after the warm-up; at most `optimizer.lr`. `Constant` does not
         /// use it.
@@ -101,11 +103,11 @@ section! {
     pub struct LossScaleConfig, read(s) {
         /// Loss scale at step 1: a power of two, at least `loss_scale.floor`.
         initial: f32 = float(SCALE, KeyDefault::Default(65536.0)), resume: Experiment;
-        /// Number of steps in a row without an overflow before the loss scale doubles.
+        /// Number of steps in a row without an overflow before the loss scale doubles, up to 2^24.
         window: u64 = uint(1..=STEPS, KeyDefault::Default(1000)), resume: Experiment;
-        /// Number of overflows after which the loss scale is halved, counted since it last doubled.
-        /// Every further overflow also halves it, until it doubles again. Good steps between
-        /// overflows do not reset the count.
+        /// Number of overflows after which the loss scale is halved, counted since it last doubled,
+        /// or since the start. Every further overflow also halves it, until it doubles again. Good
+        /// steps between overflows do not reset the count.
         hysteresis: u32 = uint(1..=1000, KeyDefault::Default(2)), resume: Experiment;
         /// Smallest loss scale; overflows do not lower it further.
         floor: f32 = float(SCALE, KeyDefault::Default(1.0)), resume: Experiment;

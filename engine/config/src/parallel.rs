@@ -17,8 +17,9 @@ section! {
         sequence: bool = flag(KeyDefault::Default(false)), resume: Layout;
         /// Whether sums over ranks exchange 32-bit numbers: partial sums of TP, and gradients over
         /// DP, whose sum is rounded once. Otherwise NCCL rounds 16-bit sums at each hop; in-process
-        /// sums are fp32 in any case. With DP it needs 4 bytes of GPU memory for each element of
-        /// the longest gradient piece.
+        /// sums are fp32 in any case. With `parallel.data` above 1 and 16-bit storage it needs 4
+        /// bytes of GPU memory for each element of the longest gradient piece, about
+        /// `offload.bucket_elements` at most.
         reduce_fp32: bool = flag(KeyDefault::Default(false)), resume: Layout;
         /// Whether a TP group may have ranks in several processes, under `mpirun` or `srun`; its
         /// sums inside layers then cross the network. `false`: the ranks of a process must be whole
@@ -34,9 +35,10 @@ section! {
     /// Batch sizes in samples of `model.seq_len` tokens.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct BatchConfig, read(s, parallel: &ParallelConfig) {
-        /// Number of samples of a rank in one pass: the micro-batch size.
+        /// Number of samples that each replica of the model (`parallel.data`) computes in one pass:
+        /// the micro-batch size.
         micro: usize = uint(1..=SAMPLES, KeyDefault::Default(1)), resume: Layout;
-        /// Number of samples of an optimizer step over all ranks; a multiple of `batch.micro` x
+        /// Number of samples of an optimizer step over all replicas; a multiple of `batch.micro` x
         /// `parallel.data`.
         global: usize = uint(1..=SAMPLES, KeyDefault::Derived(
             micro * parallel.data, "micro x data", &["batch.micro", "parallel.data"]

@@ -31,7 +31,9 @@ section! {
         /// Storage type of parameters, activations and gradients on the GPU. Sums are fp32. `Fp16`
         /// has a dynamic loss scale. `Fp8` stores bf16, and rounds the operands of the blocks'
         /// matmuls to 8 bits: E4M3 for inputs and weights, E5M2 for gradients, scaled by the
-        /// largest magnitude of each tensor. `Fp8` needs sm_89 or newer.
+        /// largest magnitude of each tensor. On GPUs `Bf16` needs sm_80 or newer, and `Fp8` sm_89.
+        /// `Fp8` also needs multiples of 16 for `model.hidden`, `model.head_dim`,
+        /// `model.ffn_hidden` / `parallel.tensor` and the tokens of a micro-batch.
         precision: Precision = choice(KeyDefault::Default(Precision::Bf16)), resume: Layout;
         /// Dynamic loss scale, used only with `precision: Fp16`.
         loss_scale: LossScaleConfig = section(LossScaleConfig::read);
@@ -50,12 +52,13 @@ section! {
         /// saves about a third of the activations and costs up to 5 % of the time. `Block`: the
         /// whole block from its input, which costs about a quarter of the time.
         recompute: Recompute = choice(KeyDefault::Default(Recompute::None)), resume: Placement;
-        /// Whether each TP rank keeps only its share of the inputs that `recompute: Block` keeps,
-        /// and gathers them for the backward pass. Not allowed with `parallel.sequence`, which
-        /// splits them already; without effect with `parallel.tensor: 1`.
+        /// Only with `recompute: Block`: whether each TP rank keeps only its share of the inputs
+        /// that `recompute: Block` keeps, and gathers them for the backward pass. Not allowed with
+        /// `parallel.sequence`, which splits them already; without effect with `parallel.tensor:
+        /// 1`.
         partition_checkpoints: bool = flag(KeyDefault::Default(false)), resume: Placement;
-        /// Whether the inputs that `recompute: Block` keeps go to host memory and return for the
-        /// backward pass. Each TP rank copies its share of them.
+        /// Only with `recompute: Block`: whether the inputs that `recompute: Block` keeps go to
+        /// host memory and return for the backward pass. Each TP rank copies its share of them.
         host_checkpoints: bool = flag(KeyDefault::Default(false)), resume: Placement;
         /// Data of the run: text or tokens.
         data: DataConfig = section(|s| {

@@ -17,17 +17,18 @@ section! {
     /// Length of a run, and times of its evaluations and checkpoints.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct TrainConfig, read(s, hysteresis: u32) {
-        /// Number of times that the run trains on every sample; it replaces `train.steps`. onebox
-        /// computes the number of steps, rounded up, when it reads the data. None: `train.steps` is
-        /// the length of the run.
+        /// Length of the run in epochs, instead of `train.steps`; only one of the two keys is
+        /// allowed. An epoch has as many samples as all training data. onebox computes the number
+        /// of steps, rounded up, when it reads the data. None: `train.steps` is the length.
         epochs: Option<f32> = float_or_none(Interval::above(0.0, 1e6), KeyDefault::Default(None)), resume: Harmless;
-        /// Number of optimizer steps of the run.
+        /// Number of optimizer steps of the run. Not allowed with `train.epochs`, which gives this
+        /// number.
         steps: u64 = uint(1..=STEPS, steps(epochs)), resume: Harmless;
         /// Number of optimizer steps between evaluations on the validation set. 0: only after the
         /// last step.
         eval_every: u64 = uint(0..=STEPS, KeyDefault::Default(0)), resume: Harmless;
-        /// Largest number of global batches of an evaluation. 0: no limit. None: 8 between steps,
-        /// and 600 after the last step.
+        /// Largest number of global batches of each validation set in an evaluation. 0: no limit.
+        /// None: 8 between steps, and 600 after the last step.
         eval_batches: Option<usize> = uint_or_none(0..=STEPS), resume: Harmless;
         /// Whether the run also writes its curves into event files for TensorBoard, in the run's
         /// directory.
@@ -49,15 +50,16 @@ section! {
             &["train.checkpoint_every", "train.checkpoint_minutes"],
         )), resume: Harmless;
         /// How checkpoints are written. `Background`: each rank copies its states, 12 bytes for
-        /// each parameter, and training continues during the write. `Foreground`: training waits
-        /// for the disk. `Auto`: `Background` if the run is one process and the copy fits into host
-        /// memory, else `Foreground`.
+        /// each parameter that it owns (16 with `offload.update: Delayed`), and training continues
+        /// during the write; only in a run of one process. `Foreground`: training waits for the
+        /// disk. `Auto`: `Background` if the run is one process and the copy fits into host memory,
+        /// else `Foreground`.
         checkpoint_writer: CheckpointWriter = choice(KeyDefault::Default(CheckpointWriter::Auto)), resume: Harmless;
         /// Number of newest checkpoints to keep.
         checkpoint_keep: usize = uint(1..=1_000_000, KeyDefault::Default(2)), resume: Harmless;
-        /// When the run writes its fp32 parameters to `weights.safetensors`. `Complete`: at the end
-        /// of training, and at an interrupt only if no checkpoint holds the states. `Always`: at
-        /// the end of training and at every interrupt. `Never`: at no time.
+        /// When the run writes its fp32 parameters to `weights.safetensors`. `Complete`: when the
+        /// run ends, also by `train.stop_after_skipped`; at an interrupt only if no checkpoint
+        /// holds the states. `Always`: also at every interrupt. `Never`: at no time.
         weights: WeightsPolicy = choice(KeyDefault::Default(WeightsPolicy::Complete)), resume: Harmless;
 
         // Overflow number `hysteresis` halves a loss scale of 2^24, 23 more lower it to 1; 28 are a
@@ -73,9 +75,10 @@ section! {
         /// backward passes twice and compares the bits. A difference means faulty hardware: the run
         /// names the rank and the tensor, and continues. 0: never.
         verify_every: u64 = uint(0..=STEPS, KeyDefault::Default(0)), resume: Harmless;
-        /// Number of times that the run may go back after `train.stop_after_skipped` skipped steps
-        /// in a row, instead of ending. It continues from the newest checkpoint before the skipped
-        /// steps, with other samples.
+        /// Number of times, after each start of `onebox train`, that the run may go back after
+        /// `train.stop_after_skipped` skipped steps in a row, instead of ending. It continues with
+        /// other samples from the newest intact checkpoint before the skipped steps; if there is no
+        /// such checkpoint, the run ends.
         rollbacks: u64 = uint(0..=1_000_000, KeyDefault::Default(0)), resume: Harmless;
         /// Seed of the random numbers for initial weights, samples and dropout.
         seed: u64 = uint(0..=u64::MAX, KeyDefault::Default(1337)), resume: Experiment;

@@ -35,7 +35,7 @@ use topology::{available_memory, counted, format_bytes};
                             onebox bench --save-box <FILE> [--cores]")]
 pub(super) struct BenchArgs {
     /// Measure this machine and write a box file for `onebox simulate --box FILE`: its GPUs and its
-    /// host. Without a GPU, its cores are measured as virtual GPUs
+    /// host. Without an NVIDIA driver, its cores are measured as virtual GPUs
     #[arg(long, value_name = "FILE", required = true)]
     save_box: Option<PathBuf>,
     /// Measure the cores as virtual GPUs even if the machine has GPUs

@@ -22,7 +22,7 @@ use topology::format_bytes;
 /// Write text with a trained model.
 #[derive(Debug, clap::Args)]
 pub(super) struct GenerateArgs {
-    /// Run directory with config.ron and weights.safetensors, checkpoint, or folder of transformers
+    /// Run directory, checkpoint, or folder of a Hugging Face transformers model
     run: PathBuf,
     /// Device, if not that of the run: device=Cpu (the cores) or device=Cuda (one GPU). Number
     /// type: precision=Fp32, Bf16 or Fp16

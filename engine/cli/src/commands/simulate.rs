@@ -31,7 +31,8 @@ pub(super) struct SimulateArgs {
     /// One JSON document on stdout
     #[arg(long)]
     json: bool,
-    /// Leave out the other schedules of the step, whose simulation takes longer than the step's
+    /// Do not compare with other values of offload.update and offload.first_forward: their
+    /// simulations take longer than that of the step
     #[arg(long)]
     no_schedules: bool,
     /// Compare the simulated step time with the step time of this run

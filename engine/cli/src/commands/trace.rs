@@ -11,7 +11,8 @@ use std::sync::Arc;
 /// Options for a trace of a run's ops.
 #[derive(Debug, clap::Args)]
 pub(super) struct TraceArgs {
-    /// Write a Chrome trace of the times of all ops, in the format of `simulate --trace`
+    /// Write a Chrome trace of all ops in the steps of --trace-steps, in the format of
+    /// `simulate --trace`
     #[arg(long, value_name = "FILE", requires = "trace_steps")]
     trace: Option<PathBuf>,
     /// Steps to trace, such as 5..7 (both included)

@@ -8,7 +8,7 @@ use topology::{cores, counted};
 
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct AdamArgs {
-    /// Number of parameters; each needs 52 bytes of memory, in four kinds of states
+    /// Number of parameters; each needs 98 bytes of memory, or 52 with --states-only
     #[arg(long, default_value_t = 50_000_000, value_parser = clap::value_parser!(u64).range(1..=1 << 36))]
     params: u64,
     /// Number of kernel threads [default: all cores]

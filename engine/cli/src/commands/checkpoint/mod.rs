@@ -25,7 +25,7 @@ use topology::counted;
 /// Verbs of `onebox checkpoint`. A PATH is a checkpoint or a run directory.
 #[derive(Debug, Subcommand)]
 pub(super) enum CheckpointVerb {
-    /// Show the steps, model, layout and tensors of a checkpoint, or of a run's newest checkpoint.
+    /// Show the step, model, layout and tensors of a checkpoint, or of a run's newest checkpoint.
     /// Checks the manifest, not the data
     Show(InspectionArgs),
     /// Compare every byte of a checkpoint, or of all checkpoints of a run, with the stored hashes
