@@ -2,13 +2,15 @@
 //! host, update. Read this file first. `step/prefetch.rs` sends parameters to the device,
 //! `step/group.rs` groups micro-batches, and `step/delayed.rs` delays the update.
 //!
-//! No method here waits for the device. A method queues ops on six lanes and returns while they
-//! run; events order them. "Compute waits for e" means that every op that is queued on Compute from
-//! then on runs after event e. [`Trainer::train_step`] returns while the update runs, and the
-//! next forward pass waits for it segment by segment. Virtual and real GPUs get the same calls.
+//! No method here waits for the device. A rank has six lanes; a lane is a queue of ops. A method
+//! queues ops and returns while the ops run. Events order ops of different lanes: "Compute waits
+//! for e" means that each op that is queued on Compute later runs after event e.
+//! [`Trainer::train_step`] returns while the update runs. The next forward pass waits for the
+//! update of a segment before it reads the segment. Virtual and real GPUs get the same calls.
 //!
-//! A segment is a part of the parameters: 0 is the embedding, 1..=L are the blocks, L+1 is the
-//! final norm, and L+2 is the output projection if it is not tied to the embedding.
+//! The parameters are divided into segments. With L blocks, segment 0 is the embedding, segments 1
+//! to L are the blocks, and segment L+1 is the final norm. Segment L+2 is the output projection, if
+//! it is not tied to the embedding.
 
 mod delayed;
 pub(crate) mod group;
@@ -33,17 +35,19 @@ pub(crate) struct Trainer {
     pub(crate) loader: Loader,
     pub(crate) samples: Samples,
     pub(crate) schedule: ExecutionSchedule,
-    /// Micro-batches that pass through the blocks together, by slot.
+    /// Micro-batches that pass through the blocks together. The index of a micro-batch is its slot.
     group: Vec<Microbatch>,
     /// Whether another group of the step follows.
     group_follows: bool,
-    /// Number of queued passes of a micro-batch through a block in this step, forward or backward.
+    /// Number of block passes that are queued in this step. A pass is one micro-batch through one
+    /// block, forward or backward.
     block_passes: usize,
     /// Number of segments whose delayed update is queued on the host.
     delayed_segments: usize,
-    /// Whether the step runs as a trial, which begins no part of its update.
+    /// Whether the running step is a trial ([`try_step`](Self::try_step)). A trial has no update.
     is_trial: bool,
-    /// Losses on the device (F64): one per micro-batch, and the last one for an evaluation.
+    /// Losses on the device (F64): an element for each micro-batch, and a last element for
+    /// evaluations.
     losses: Tensor,
     /// Losses on the host, summed over the data-parallel ranks. Complete after `losses_on_host`.
     pub(crate) losses_host: Tensor,
@@ -101,9 +105,10 @@ impl Trainer {
         }
     }
 
-    /// Queues the forward and backward passes of `step` without its update, for a comparison with a
-    /// second run. The step itself must follow. After [`Device::sync_all`] the host has the losses
-    /// and the [sums of squares](Optimizer::squares) of the gradient.
+    /// Queues the forward and backward passes of `step` without its update. The caller then runs
+    /// the same step with [`train_step`](Self::train_step) and compares the two results. After
+    /// [`Device::sync_all`] the host has the losses of the trial and the
+    /// [sums of squares](Optimizer::squares) of its gradient.
     pub(crate) fn try_step(&mut self, dev: &Device, step: u64) {
         self.is_trial = true;
         self.forward_backward(dev, step);
@@ -131,7 +136,8 @@ impl Trainer {
         self.fetch_losses(dev, 0..micro_batches);
     }
 
-    /// Makes the micro-batches `numbers` the group. Compute waits for the copies of their batches.
+    /// Replaces the group by the micro-batches with these numbers. Compute waits for the copies of
+    /// their batches.
     fn load_group(&mut self, dev: &Device, step: u64, numbers: Range<usize>) {
         self.group.clear();
         self.group_follows = numbers.end < self.samples.split.micro_batches;
@@ -142,8 +148,8 @@ impl Trainer {
     }
 
     /// Queues the forward pass of the group, from the tokens to the output of the last block.
-    /// Compute waits for the parameters of a segment right before it reads them, while later
-    /// segments are still updated. Ops that are queued on Compute from then on read the output.
+    /// Compute waits for the parameters of a segment right before it reads them; the updates of
+    /// later segments may still run. An op that is queued on Compute later may read the output.
     fn forward(&mut self, dev: &Device) {
         self.await_params(dev, self.decoder.segment(Embedding));
         for microbatch in &self.group {
@@ -166,8 +172,8 @@ impl Trainer {
     }
 
     /// Queues the backward pass of the micro-batches in `slots`: head, blocks from last to first,
-    /// embedding. The gradients of a block start their way to the host (reduce-scatter, then copy)
-    /// before the block below begins. The last backward pass of a step also starts updates: see
+    /// embedding. The reduce-scatter of a block's gradients and their copy to the host are queued
+    /// before the next block. The last backward pass of a step also starts updates: see
     /// [`update_head`](Self::update_head). [`Optimizer::decide`] waits for the gradients.
     fn backward(&mut self, dev: &Device, step: u64, slots: Range<usize>) {
         let done = self.group[slots.end - 1].number + 1;
@@ -198,11 +204,12 @@ impl Trainer {
         }
     }
 
-    /// Queues the head of a micro-batch forward and backward, down to the gradient of the last
-    /// block's output. [`Optimizer::decide`] waits for the gradients of head and final norm.
+    /// Queues the forward and backward pass of the head for a micro-batch: from the output of the
+    /// last block to the gradient of this output. [`Optimizer::decide`] waits for the gradients of
+    /// head and final norm.
     fn loss_backward(&mut self, dev: &Device, slot: usize) {
-        self.loader.prefetch(dev); // on H2d after the parameters, which are needed first
-        dev.wait(Compute, self.losses_on_host); // the losses of the last step are copied first
+        self.loader.prefetch(dev); // queued on H2d after the parameters: they are needed first
+        dev.wait(Compute, self.losses_on_host); // before it overwrites the last losses
         let Microbatch { number, context, batch, .. } = self.group[slot];
         let [norm, table] = [FinalNorm, self.decoder.head()].map(|role| self.decoder.segment(role));
         let head = self.optimizer.bucket(dev, table, slot);
@@ -220,22 +227,23 @@ impl Trainer {
         }
     }
 
-    /// Queues the backward pass of the embedding, and frees the batch of a micro-batch.
+    /// Queues the backward pass of the embedding for a micro-batch, and frees its batch.
     /// [`Optimizer::decide`] waits for the gradient.
     fn embed_backward(&mut self, dev: &Device, slot: usize) {
         let Microbatch { number, context, batch, tied_bucket, .. } = self.group[slot];
         let segment = self.decoder.segment(Embedding);
-        self.loader.prefetch(dev); // a finished micro-batch of a group frees a slot
+        self.loader.prefetch(dev); // into the slots of finished micro-batches
         let bucket = tied_bucket.unwrap_or_else(|| self.optimizer.bucket(dev, segment, slot));
         self.decoder.embed_backward(dev, &context, &batch.tensors, bucket.tensor);
         self.optimizer.reduce(dev, segment, bucket, number);
         self.loader.release(dev, &batch);
     }
 
-    /// Begins the updates that run during the last backward pass, with the segments that the head
-    /// reads. A speculative update (SuperOffload, arXiv 2509.21271) uses a predicted decision,
-    /// which [`Optimizer::decide`] validates. A delayed update sends its parameters to the device,
-    /// since the head was their last reader. The next step waits for
+    /// Begins the updates that run during the last backward pass; the segments that the head reads
+    /// are first. A speculative update (SuperOffload, arXiv 2509.21271) uses a predicted decision,
+    /// which [`Optimizer::decide`] validates. If the update of the last step was delayed, the new
+    /// parameters of these segments are sent to the device now, since no later op of this step
+    /// reads the old parameters. The next step waits for
     /// [`params_ready`](Optimizer::params_ready) of each segment.
     fn update_head(&mut self, dev: &Device, step: u64) {
         let roles = [Embedding, FinalNorm, self.decoder.head()];
@@ -252,8 +260,9 @@ impl Trainer {
         self.publish_delayed(dev, norm);
     }
 
-    /// Queues the forward pass of an evaluation's micro-batch. After the returned event, the last
-    /// element of `losses_host` is its loss, summed over tokens and data-parallel ranks.
+    /// Queues the forward pass of one micro-batch of an evaluation. After the returned event, the
+    /// last element of `losses_host` is the loss of this micro-batch, summed over tokens and
+    /// data-parallel ranks.
     pub(crate) fn evaluate(&mut self, dev: &Device, batch: EvalBatch) -> Event {
         let batch = self.loader.take_evaluation(dev, batch);
         let last = self.samples.split.micro_batches;
@@ -271,7 +280,7 @@ impl Trainer {
     }
 
     /// Queues the copy of losses to the host, and their sum over the data-parallel ranks in rank
-    /// order. Wait for `losses_on_host`.
+    /// order. The result is complete after `losses_on_host`.
     fn fetch_losses(&mut self, dev: &Device, range: Range<usize>) {
         let (src, dst) = (self.losses.slice(range.clone()), self.losses_host.slice(range));
         dev.follow(D2h, Compute);

@@ -214,7 +214,7 @@ impl Divisible for Update<'_> {
     }
 }
 
-/// The update is elementwise, so the cut changes no bit.
+/// The update is elementwise, so a cut into two parts changes no bit.
 impl Divisible for OutOfPlaceUpdate<'_> {
     fn units(&self) -> usize {
         self.update.units()

@@ -9,14 +9,14 @@
 //!
 //! Words:
 //!
-//! - *segment*: parameters with one update and one upload (the embedding, a block ..), a padded
-//!   flat buffer.
+//! - *segment*: parameters that are updated and uploaded together (the embedding, a block ..),
+//!   stored in one padded flat buffer.
 //! - *bucket*: a device buffer for a segment's gradient in the storage type; segments and
 //!   micro-batches may share it.
 //! - *piece*: a run of a segment with its own reduce-scatter and all-gather.
 //! - *shard*: this rank's part of each piece; the rank has its states and gradient, and updates it.
-//! - *store*: a rank's arrays for the elements of a segment that one site updates, the host or the
-//!   device.
+//! - *store*: a rank's arrays for the elements of a segment that the host updates, or for the
+//!   elements that the device updates.
 //! - *tile*: a run of a piece's shard that one host task updates, and one copy sends up.
 //! - *chunk*: a run of fixed length with one partial sum of the norm; pieces and tiles are whole
 //!   chunks.

@@ -350,7 +350,8 @@ impl Optimizer {
         segments.for_each(|segment| self.work[segment].unpublished = false);
     }
 
-    /// Number of the buffer that the parameters of `segment` share, if they do not stay.
+    /// Number of the shared buffer for the parameters of `segment`. `None` if the parameters stay
+    /// on the device.
     pub fn param_buffer(&self, segment: usize) -> Option<usize> {
         self.layout.segments[segment].spec.param_buffer
     }

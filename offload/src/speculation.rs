@@ -52,8 +52,8 @@ pub const MAX_CLIP_RATE: f64 = 0.5;
 pub(crate) struct PredictDecision {
     /// The [control block](crate::control) of the previous step.
     pub(crate) control: Tensor,
-    /// Predicted words; `STATE_BUFFER` is the old states' number, `NORM` the partial sum of
-    /// squares.
+    /// The words of the predicted decision. In them, `STATE_BUFFER` is the number of the array that
+    /// holds the old states, and `NORM` is the sum of squares so far.
     pub(crate) predicted: Tensor,
     pub(crate) rates: Rates,
 }
@@ -261,7 +261,7 @@ impl SpeculativeTile {
 /// The loads and stores of a speculative update without arithmetic: a lower bound of its time.
 #[derive(Debug)]
 pub struct SpeculativeTraffic(
-    /// The tile; its states are nonsense after a run.
+    /// The tile. After the task has run, its states are meaningless.
     pub SpeculativeTile,
 );
 

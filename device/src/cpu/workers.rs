@@ -169,8 +169,8 @@ impl Workers {
         Ok(())
     }
 
-    /// Runs `f` on runs that together cover `0..units`, with the run's parts of `out`. `elements`
-    /// is the amount of work.
+    /// Splits `0..units` into ranges, and calls `f` for each range with its part of `out`.
+    /// `elements` is the amount of work: small work runs on one thread.
     pub(super) fn split<P: Parts>(
         &self,
         units: usize,

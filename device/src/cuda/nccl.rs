@@ -216,8 +216,8 @@ impl NcclCommunicator {
         }
     }
 
-    /// Enqueues a collective on `stream`. It works in place. If each rank has a part, the number of
-    /// ranks divides the buffer's length.
+    /// Enqueues a collective on `stream`. It works in place. If each rank has a part of the buffer,
+    /// the buffer's length must be a multiple of the number of ranks.
     pub(super) fn run(
         &self,
         kind: CollectiveKind,

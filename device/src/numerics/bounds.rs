@@ -18,7 +18,8 @@ pub enum Pass {
     Change,
 }
 
-/// Runs `pass` over the whole vectors of `from` and of `to`, with this process's SIMD path.
+/// Runs `pass` over `from` and `to` with this process's SIMD path. Skips the last elements if they
+/// do not fill a vector.
 pub fn sweep(pass: Pass, from: &[f32], to: &mut [f32]) {
     lanes::run(SimdPath::current(), &mut Sweep(pass, from, to));
 }

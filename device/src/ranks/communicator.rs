@@ -48,7 +48,7 @@ pub struct Communicator {
 /// a debugger stopped the whole process, and no rank is to blame for it.
 const LOOK_UP: Duration = Duration::from_secs(1);
 
-/// Extra time before a timeout blames ranks that are held up themselves.
+/// Extra time before a timeout blames ranks that may only wait for other ranks.
 pub(crate) const DOUBT: Duration = Duration::from_secs(2);
 
 /// A completed rendezvous. Its arrivals can be read until the next rendezvous at the same place.

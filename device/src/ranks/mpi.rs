@@ -199,8 +199,8 @@ impl Mailbox<'_> {
         }
     }
 
-    /// Handles the messages that have arrived, and sends heartbeats and urgent messages. Defers
-    /// urgent messages to `busy`, the process to which a send is in progress.
+    /// Handles the messages that have arrived, and sends heartbeats and urgent messages. `busy` is
+    /// a process to which a send is in progress: urgent messages for it are sent later.
     fn look(&mut self, busy: Option<usize>) {
         while let Some((message, status)) =
             self.world.any_process().immediate_matched_probe_with_tag(TAG)

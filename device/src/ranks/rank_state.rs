@@ -34,7 +34,8 @@ pub struct HostWork {
     pub trace: Option<Arc<Trace>>,
     /// Ops with this name last this multiple of their time (for tests of overlap).
     pub slow: Option<(&'static str, u32)>,
-    /// The kernel of this op panics (for tests of faults): rank, lane, tick from 1.
+    /// The kernel of this op panics (for tests of faults): rank, lane, and tick (the number of the
+    /// op in the lane, from 1).
     pub panic_at: Option<(usize, Lane, u64)>,
     /// This op is delayed (for tests of faults): rank, lane, tick from 1, time.
     pub stall_at: Option<(usize, Lane, u64, Duration)>,

@@ -83,7 +83,8 @@ pub struct Activity {
     pub overlapped_seconds: Option<f64>,
 }
 
-/// The interface of a backend: it executes ops, and gives the rank's thread access between steps.
+/// The interface of a backend. It executes ops. Between steps it gives the rank's thread access to
+/// tensors.
 pub trait Executor {
     /// Queues (or runs) the op after everything on its lane.
     fn submit(&self, op: AdmittedOp);

@@ -130,7 +130,8 @@ impl Executor for Lister {
         });
     }
 
-    /// Lists the op that the event marks, which stands for all ops that it waited for.
+    /// Lists the op that the event marks among the waits of `lane`. This op also stands for all ops
+    /// for which it waited itself.
     fn wait(&self, lane: Lane, event: &Event) {
         let listing = &mut *self.0.borrow_mut();
         let known = &mut listing.known[lane as usize];

@@ -262,7 +262,7 @@ impl RankFile {
         Ok(())
     }
 
-    /// Writes a state of a piece from byte `at` on; returns its hash.
+    /// Writes one state of a piece to the file, from byte `at` of the file on; returns its hash.
     fn write_piece(
         &self,
         which: TensorState,

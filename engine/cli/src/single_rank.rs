@@ -18,7 +18,7 @@ pub(crate) fn inline(
     CpuOptions { lanes: Lanes::Inline, memory_limit: u64::MAX, host, scratch, work }
 }
 
-/// Options of a GPU that needs no scratch and no programs besides the kernels.
+/// Options of a GPU for ops that need no scratch. It loads no kernels of device tasks.
 pub(crate) fn on_gpu(gpu: Option<usize>, host: HostPlace, peers: &Arc<Peers>) -> CudaOptions {
     CudaOptions {
         gpu,

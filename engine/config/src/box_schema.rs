@@ -213,7 +213,7 @@ section! {
             Declaration::new("attention_backward_gflops", "GFLOPS of one core in attention, backward pass, while the other cores work, too."),
             Declaration::new("attention_backward_gb_per_s", "GB/s at which one core moves the operands of attention, backward pass; this time adds to the time of the arithmetic."),
         );
-        /// Attention, forward and backward, with the same two rates.
+        /// Attention, forward and backward: GFLOPS, and then GB/s of the operands, as for `gemm`.
         attention: [[f32; 2]; 2] = not_a_key([forward, backward]);
 
         let of_16 = s.ops("gb_per_s_16", "Ops on 16-bit storage. 0: not measured.");

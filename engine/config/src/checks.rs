@@ -79,7 +79,8 @@ pub(super) fn all(reader: &mut ConfigReader, config: &Config, of_machine: &Machi
 }
 
 impl Config {
-    /// Whether the config keeps every rule between keys, for a config that was changed in place.
+    /// Whether the config breaks no rule that relates several keys. Use it for a config that was
+    /// changed after it was loaded.
     pub fn is_sound(&self) -> bool {
         self.first_broken().is_none()
     }
@@ -96,7 +97,7 @@ pub type MachineRules<'a> = dyn Fn(&Config) -> Vec<Violation> + 'a;
 
 /// A combination of values that is refused.
 pub(super) struct Clash {
-    /// Whether a config has these values.
+    /// Whether a config has this combination of values.
     pub(super) has: fn(&Config) -> bool,
     pub(super) message: &'static str,
     pub(super) help: &'static str,
@@ -402,7 +403,7 @@ fn remainder(total: u64, part: u64) -> String {
     format!("{total} = {} x {part} + {}", total / part, total % part)
 }
 
-/// Multiples of `part` on both sides of `total`, in words.
+/// Text that names the nearest multiples of `part` below and above `total`.
 fn nearest_multiples(total: u64, part: u64) -> String {
     let below = total / part * part;
     let both = [below, below + part];

@@ -76,7 +76,7 @@ choice! {
         /// Text: a token is a byte, or a token of `tokenizer`. A file that seems to be something
         /// else is refused.
         Auto,
-        /// As `Auto`, for files of any kind.
+        /// As `Auto`, but also for a file that seems not to be text.
         Bytes,
         /// Little-endian 16-bit tokens.
         U16,

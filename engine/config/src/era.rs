@@ -13,7 +13,7 @@ pub enum Fact {
     Pageable,
     /// Only one rank of a data-parallel group copied gradients at a time.
     OneCopier,
-    /// CPU-Adam used a smaller share of the memory channels' bandwidth.
+    /// CPU-Adam used a smaller share of the memory channels' bandwidth than Adam of onebox.
     AdamRate,
     /// A separate pass on the host unscaled the gradients.
     Unscaling,

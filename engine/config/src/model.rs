@@ -89,7 +89,7 @@ choice! {
     /// Initial parameters of a run with `model.from`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
     pub enum Weights {
-        /// The weights in the folder.
+        /// The weights in the folder that `model.from` names.
         Pretrained,
         /// Random weights in the folder's shape.
         Random,

@@ -159,9 +159,9 @@ choice! {
     pub enum Master {
         /// 4 bytes for each weight, besides the 16-bit parameter.
         Fp32,
-        /// The bf16 parameter and the 2 bytes that complete it to the fp32 master: the same bits, 2
-        /// bytes less. Needs `precision: Bf16` or `Fp8`, and at least a part of the optimizer on
-        /// the host.
+        /// 2 bytes for each weight, which together with the bf16 parameter are the fp32 master: the
+        /// same bits as `Fp32` in 2 bytes less. Needs `precision: Bf16` or `Fp8`, and at least a
+        /// part of the optimizer on the host.
         Split,
     }
 }

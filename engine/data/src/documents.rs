@@ -119,7 +119,7 @@ impl Documents {
         }
     }
 
-    /// Adds the document with these tokens; all of them count.
+    /// Adds the document with these tokens. All tokens count as targets.
     pub(super) fn push(&mut self, tokens: Range<usize>) {
         assert!(matches!(self.targets, Targets::All), "it says what counts");
         self.push_parts(tokens);

@@ -15,11 +15,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// First bytes of each mask.
 const MAGIC: &[u8; 16] = b"onebox targets 1";
-/// Bytes before the targets of documents.
+/// Bytes of a mask file before the numbers of targets of the documents.
 const HEAD: u64 = 32;
 /// Bytes that share a hash.
 const BLOCK: u64 = 64 << 10;
-/// Suffix of the number in the name of a part of chats.
+/// Text after the number in the file name of a part of prepared chats: `000012.chat.bin`.
 const CHAT: &str = ".chat";
 /// Bytes of a hash.
 const HASH: u64 = 8;
@@ -105,7 +105,7 @@ impl<'a> MaskBits<'a> {
     }
 }
 
-/// An open mask.
+/// An open mask file.
 #[derive(Debug)]
 pub(super) struct Mask {
     pub(super) file: TokenFile,

@@ -26,7 +26,7 @@ pub(super) struct SourceFiles {
     pub(super) format: DataFormat,
     pub(super) from_directory: bool,
     pub(super) left_out: SkippedFiles,
-    /// Whether files with a strange kind are reported before they are used.
+    /// Whether warnings are logged, such as for a used file that seems not to be text.
     warns: bool,
 }
 

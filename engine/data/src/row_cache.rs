@@ -8,9 +8,9 @@ use super::token_part::{self, TokenPart};
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// Version of parts of rows; part of each hash.
+/// Version of the cached files. The hash that names a part includes it.
 const VERSION: &[u8] = b"onebox rows 4  \n";
-/// Least bytes of rows that are cached.
+/// Smallest total size of rows, in bytes, for which their documents are cached.
 const WORTH: usize = 32 << 10;
 /// Bytes of a token in the files.
 const WIDTH: usize = 4;

@@ -124,7 +124,8 @@ impl Cache {
     }
 }
 
-/// Name of the list of a part: the hash of all inputs of the tokens and of their width.
+/// File name of the list of a part: a hash of everything that determines the tokens (texts,
+/// tokenizer, version), and of the bytes of a token.
 fn name(texts: &TextChunks<'_>, part: &TextChunk<'_>) -> String {
     let width = texts.tokenizer.token_bytes() as u8;
     let all = part.texts.iter().map(|(_, text)| text.as_bytes());

@@ -99,7 +99,8 @@ mod tests {
     use std::convert::Infallible;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// The fault of a text followed by `zeros` zeros, and the number of checked bytes.
+    /// The first error of UTF-8 in `text` followed by `zeros` zero bytes, and the number of checked
+    /// bytes.
     fn found(text: &[u8], zeros: u64) -> (Option<Utf8Error>, u64) {
         let looked_at = AtomicU64::new(0);
         let read = |offset: u64, out: &mut [u8]| {

@@ -1,4 +1,4 @@
-//! Opens the files of a run; never follows a link, writes to another kind of file, or waits.
+//! Opens the files of a run: follows no link, refuses pipes, sockets and directories, never waits.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

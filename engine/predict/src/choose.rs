@@ -134,8 +134,9 @@ impl<'a> ConfigChoices<'a> {
         with(self.given, UpdateMode::Speculative, SpeculatedFraction::Share(share))
     }
 
-    /// Whether the second arrays of a share fit next to all other data. If the checkpoint copy of
-    /// the states fits without the arrays, it must also fit with them.
+    /// Whether the second arrays of states fit next to all other data, if this share of the
+    /// parameters is updated speculatively. If the checkpoint copy of the states fits without the
+    /// second arrays, it must also fit with them.
     fn holds(&self, share: f32) -> bool {
         let config = self.ahead(share);
         let built = self.lay_out(&config);

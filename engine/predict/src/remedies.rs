@@ -163,7 +163,8 @@ impl Unfit<'_> {
         found
     }
 
-    /// Whether `found` suffices. On a box it never does, because all remedies are compared by time.
+    /// Whether `found` suffices, so that the search can end. On a described box it never suffices,
+    /// because there all remedies are compared by time.
     fn are_enough(self, found: &[FittingConfig]) -> bool {
         let choices: BTreeSet<&Vec<usize>> = found.iter().map(|(settings, _)| settings).collect();
         let is_timed = matches!(self.given.device, DeviceConfig::Sim { .. });
@@ -183,7 +184,8 @@ impl Unfit<'_> {
         alone.or_else(pair).map(|(_, config)| config)
     }
 
-    /// Whether a pair may contain the change. The memory of virtual GPUs is only changed alone.
+    /// Whether the change may be part of a pair of changes. The memory of virtual GPUs is never
+    /// changed together with another setting.
     fn pairs_up(self, (setting, change): &SettingChange) -> bool {
         let mut config = self.given.clone();
         *setting != VIRTUAL_MEMORY && {

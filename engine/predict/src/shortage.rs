@@ -202,7 +202,8 @@ impl<'a> Candidates<'a> {
         Some(told(loaded, states, layout, short))
     }
 
-    /// The layout with the least node memory on GPUs of `gpu` bytes. `there`: the box has them.
+    /// The layout that fits GPUs of `gpu` bytes with the least node memory, and this memory.
+    /// `there`: the box has such GPUs.
     fn least_host(&self, most: States, gpu: u64, there: bool) -> Option<EnoughMemory<'_>> {
         let may = self.up_to(most).filter(|candidate| candidate.gpu() <= gpu);
         let may = may.map(|candidate| (candidate.host(), candidate)).collect();
@@ -321,7 +322,8 @@ fn with_memory(layout: &Layout, gpu: u64, node: u64) -> Config {
     config
 }
 
-/// Least amount in `low..=most` that prints without rounding and `holds`, which is monotonic.
+/// Smallest amount in `low..=most` that prints without rounding and for which `holds` is true. The
+/// function `holds` must be monotonic.
 fn least(low: u64, most: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     let (mut under, mut enough) = (None, up_to_hundredths(low.max(1)));
     while !holds(enough) {

@@ -56,7 +56,8 @@ pub(super) struct Draw {
 const UPPER: u64 = !0xffff_ffff;
 
 impl Noise<'_> {
-    /// The random bits from element `at` of the update on, and the number of their elements.
+    /// The random bits of the elements from element `at` of the update on, and the number of
+    /// elements for which these bits suffice.
     pub(super) fn draw(&self, step: u64, at: usize) -> (Draw, usize) {
         let first = self.start + at;
         let run = self.runs.get(self.runs.partition_point(|run| run.flat.end <= first));

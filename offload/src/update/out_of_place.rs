@@ -133,7 +133,8 @@ mod tests {
         (0..n as u64).map(|i| random::below(seed, i, 1 << 20) as f32 / 1e6 + 1e-3).collect()
     }
 
-    /// `front` elements precede the arrays: only whole cache lines are stored past the caches.
+    /// `front` elements precede the arrays, so that some arrays do not begin at a cache line: only
+    /// stores of whole cache lines bypass the caches.
     #[test]
     fn it_is_the_update_in_place_by_all_instructions_at_any_length_and_place() {
         let mut words = [0.0; control::WORDS];

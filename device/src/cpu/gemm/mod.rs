@@ -187,7 +187,7 @@ impl Scratch {
 }
 
 struct Parts<'a> {
-    /// (MC, KC): rows along k, or interleaved panels of A_ROWS.
+    /// (MC, KC): rows that lie along k, or panels of `A_ROWS` interleaved rows.
     a: &'a mut [f32],
     /// (KC, NT): panels with the columns of a microkernel.
     b: &'a mut [f32],

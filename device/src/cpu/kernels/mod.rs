@@ -83,12 +83,12 @@ fn values_mut(memory: &impl Memory, t: Tensor) -> Result<ViewMut<'_>, String> {
     is_values(t).map(|()| memory.write(t))
 }
 
-/// A tensor of known type to read.
+/// The elements of a tensor, to read. An error if the tensor's type is not `T`.
 fn slice<T: Element>(memory: &impl Memory, t: Tensor) -> Result<&[T], String> {
     memory.read(t).as_slice().ok_or_else(|| wrong::<T>(t))
 }
 
-/// A tensor of known type to write.
+/// The elements of a tensor, to write. An error if the tensor's type is not `T`.
 fn slice_mut<T: Element>(memory: &impl Memory, t: Tensor) -> Result<&mut [T], String> {
     memory.write(t).into_slice().ok_or_else(|| wrong::<T>(t))
 }

@@ -94,8 +94,9 @@ impl Names {
 const WRAPPERS: [&str; 4] =
     ["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
 
-/// A name without the prefixes of families, PEFT and a class with the model inside, and without
-/// parts of PyTorch wrappers at any place. No family's own names contain these parts.
+/// A name without the prefixes of PEFT, of families, and of a class with the model inside
+/// (`base_model`, `transformer`, `model`), and without the parts of PyTorch wrappers, which may
+/// stand anywhere in the name. No family's own names contain these parts.
 pub(super) fn bare(name: &str) -> String {
     let parts: Vec<&str> = name.split('.').filter(|part| !WRAPPERS.contains(part)).collect();
     let mut parts = &parts[..];

@@ -45,7 +45,7 @@ impl PretrainedWeights {
 #[derive(Debug)]
 pub struct RankWeights<'a> {
     from: &'a PretrainedWeights,
-    /// The rank's runs; each has the number of its tensor.
+    /// Runs of elements that the rank holds; each run has the number of its tensor.
     runs: SegmentRuns<usize>,
     /// The last tensor that is stored transposed; a transposed tensor is read whole.
     turned: Mutex<Option<(usize, Arc<Vec<f32>>)>>,

@@ -86,8 +86,9 @@ impl Case {
     }
 }
 
-/// All SIMD paths with fp32 states. The best path also has the other states, speculative updates,
-/// one thread, and small pages. With `states_only`, only the best path with each kind of state.
+/// The cases to measure: each SIMD path with fp32 states, and then the best path with other states,
+/// with speculative updates, with one thread, and with small pages. With `states_only`, only the
+/// best path with each kind of state.
 pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<Case> {
     let mut paths = only.map_or_else(SimdPath::available, |path| vec![path]);
     if states_only {

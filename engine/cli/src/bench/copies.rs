@@ -115,7 +115,8 @@ impl CopyPath {
     }
 }
 
-/// Measures copies of `bytes`. Parts to the GPU have at most `tile` bytes.
+/// Measures copies of `bytes` between host and GPU. A copy to the GPU in tiles has tiles of at most
+/// `tile` bytes.
 ///
 /// # Errors
 /// There is no GPU or not enough memory.

@@ -27,7 +27,8 @@ pub(super) fn tokenizer(config: &Config) -> Result<Option<Tokenizer>, CommandErr
     config.data.tokenizer.as_ref().map(open).transpose()
 }
 
-/// Opens a run's own copy of its tokenizer. The path in the stored config may name any file.
+/// Opens the copy of the tokenizer in the run's directory. The path in the stored config is not
+/// opened, since it may name any file.
 pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokenizer>, CommandError> {
     let Some(named) = &config.data.tokenizer else { return Ok(None) };
     let copy = run.join(TOKENIZER);

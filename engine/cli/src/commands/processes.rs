@@ -99,8 +99,8 @@ enum StageResult {
 }
 
 impl Team {
-    /// Joins the processes that were started together. A process without a sign of life for
-    /// `silence` seconds counts as failed.
+    /// Connects the processes that were started together. A process that is silent for `silence`
+    /// seconds counts as failed.
     pub(super) fn join(silence: u64) -> Result<Self, CommandError> {
         let silence = Duration::from_secs(silence);
         let processes = launched().map(|count| join(count, silence)).transpose()?.flatten();

@@ -118,7 +118,8 @@ fn placed(machine: &Machine, args: &TopologyArgs) -> Result<Option<Placement>, C
     place(machine, &request).map(Some).fail_with(code::DOES_NOT_FIT)
 }
 
-/// JSON for other programs. Within a schema, keys may be added, but none is removed or redefined.
+/// JSON for other programs. While the number `schema` stays the same, keys may be added, but no key
+/// is removed or redefined.
 fn document(shown: &ReportSubject<'_>) -> Value {
     let machine = shown.machine;
     let pci = |gpu: &topology::Gpu| gpu.pci.to_string();

@@ -29,7 +29,7 @@ fn steps(text: &str) -> Result<RangeInclusive<u64>, String> {
     }
 }
 
-/// Formats the steps as in the argument.
+/// Formats the steps as in the argument of `--trace-steps`.
 fn words(steps: &RangeInclusive<u64>) -> String {
     format!("{}..{}", steps.start(), steps.end())
 }

@@ -78,7 +78,8 @@ pub(super) struct TrainArgs {
 }
 
 impl TrainArgs {
-    /// Observer of the ranks. It ends startup once states are loaded: then all ranks can stop.
+    /// Observer of the ranks. When a rank has loaded its states, the startup is over: from then on
+    /// the ranks react to a request to stop.
     fn watcher(&self, starting: &StartupNotice) -> Watcher {
         let (starting, other) = (starting.clone(), self.watcher.clone());
         Watcher::new(move |rank, place, step| {

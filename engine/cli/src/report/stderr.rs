@@ -121,7 +121,7 @@ pub(crate) fn width() -> usize {
     size.map_or(80, |size| if size.ws_col == 0 { 80 } else { usize::from(size.ws_col) })
 }
 
-/// Replaces the status. The new status is dropped if too many jobs wait for the reader.
+/// Replaces the status. Drops the new status if stderr is read too slowly and many jobs wait.
 pub(crate) fn status(status: Status) {
     Job::Status(Some(status)).offer();
 }

@@ -85,7 +85,7 @@ impl ConfigError {
         of_file.map_or(&self.name, |source| &source.name)
     }
 
-    /// Returns the error without lines of the text `name`, which the user has not written.
+    /// Returns the error without quoted lines of the text `name`: the user did not write this text.
     #[must_use]
     pub fn without_text(mut self, name: &str) -> Self {
         let is_own = |spot: &Spot| match spot {

@@ -11,7 +11,7 @@ use super::strings::{capitalized, is_blank, lines, padded, replaced, stripped};
 use super::value::{Form, List, ValueKind, ValueResult, iterated, name_of, pay};
 use minijinja::{State, Value};
 
-/// A filter of a value.
+/// Function of a filter in a template: maps a value to a value.
 pub(super) type Filter = fn(&State<'_, '_>, &Value, &Arguments) -> ValueResult;
 
 /// All filters by name.

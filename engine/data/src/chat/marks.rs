@@ -4,5 +4,6 @@
 pub(super) const OPEN: char = '\u{FDD0}';
 /// Mark after the assistant's text.
 pub(super) const CLOSE: char = '\u{FDD1}';
-/// Filter that writes both marks, in place of `{% generation %}`.
+/// Name of the filter that writes [`OPEN`] and [`CLOSE`] around a text. It replaces the tag
+/// `{% generation %}` of a template.
 pub(super) const FILTER: &str = "generation";

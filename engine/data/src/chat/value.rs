@@ -1,5 +1,5 @@
-//! Values of a template, as in Python. Lists and dicts of onebox know their depth, so that no
-//! template builds a value that is too deep to read.
+//! Values of a template, as in Python. onebox has its own lists and dicts, which know their depth:
+//! no template can build a value that is nested too deeply to be read.
 
 use crate::bad_rows::TOO_LONG;
 use files::json::{Json, Map};

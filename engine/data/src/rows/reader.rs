@@ -27,7 +27,7 @@ pub(super) enum Arguments {
 /// Parts of a chat that the template shows, for one shape of chats.
 #[derive(Clone, Debug)]
 enum Visibility {
-    /// The template refuses a chat of words.
+    /// The template refuses the probe, a chat with a word in place of each text.
     Unknown,
     Known {
         /// First part that the template does not show.

@@ -267,7 +267,7 @@ impl Targets<'_> {
         Some(end[token].to_owned())
     }
 
-    /// Texts that the template writes before and after the words of a message, in its turn.
+    /// Texts that the template writes in the turn of message `i`, before and after its words.
     fn probe(&self, i: usize) -> Option<(String, String)> {
         let mut messages = self.chat.messages.to_vec();
         let Json::Object(fields) = &mut messages[i] else { return None };

@@ -25,7 +25,7 @@ pub struct Op {
     pub name: &'static str,
     /// Ranges that the op reads or writes.
     pub tensors: Vec<TouchedRange>,
-    /// Bytes read and written; the length of a copy. 0 if the op does nothing in most steps.
+    /// Bytes read and written; for a copy, its length. 0 if the op does nothing in most steps.
     pub bytes: u64,
     /// Floating-point operations of the dense work; a multiply-add counts 2.
     pub flops: f64,

@@ -26,7 +26,7 @@ const MOST_TOGETHER: usize = 8;
 /// Fraction of the step; a layout that waits less gets no choices.
 const WORTH: f64 = 0.002;
 
-/// Largest assumed ratio of a choice's gain to its simple estimate.
+/// Assumed maximum of the ratio of a choice's gain to the simple estimate of this gain.
 const AT_MOST: f64 = 1.2;
 
 /// Least cost of recomputation, as a fraction of the compute time without it. A forward pass is a

@@ -7,7 +7,7 @@
 /// and Figure 3).
 const KEPT: f64 = 0.5;
 
-/// Largest fraction of the channels that copies keep if cores could use all of them.
+/// Largest fraction of the memory channels that copies keep while cores could use all channels.
 const MOST_KEPT: f64 = 0.5;
 
 /// The kind of an op as a user of memory channels. It decides how much copies yield to cores.

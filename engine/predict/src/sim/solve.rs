@@ -78,9 +78,9 @@ struct Solver<'a> {
     now: f64,
 }
 
-/// Simulates the program on all classes. Returns, by class, the times of each node and the releases
-/// of its thread. The simulation always ends: an op waits only for ops submitted before it, and all
-/// ranks submit the same program.
+/// Simulates the program on all classes of ranks. Returns for each class the times of each node of
+/// the program, and the releases of the class's thread. The simulation always ends: an op waits
+/// only for ops submitted before it, and all ranks submit the same program.
 pub(super) fn solve(problem: Problem<'_>) -> (Vec<Vec<Span>>, Vec<Vec<Release>>) {
     let mut solver = Solver::new(problem);
     solver.run();

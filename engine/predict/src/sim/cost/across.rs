@@ -13,7 +13,8 @@ const NETWORK_HOP: f64 = 14e-6 - COLLECTIVE_HOP;
 /// the 50e-6 between two polls of an idle MPI thread (`ranks/mpi.rs`).
 const LETTER_WAY: f64 = 48e-6;
 
-/// Seconds in which the MPI thread sends or receives a letter, from the same measurement.
+/// Seconds that the MPI thread needs to send or to receive one letter, from the same measurement as
+/// [`LETTER_WAY`].
 const LETTER_EACH: f64 = 2.7e-6;
 
 /// The distribution of a group over boxes. All boxes have equally many members and groups.
