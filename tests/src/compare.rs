@@ -1,6 +1,6 @@
 //! Compares runs: bit for bit, or within the error of another order of sums in fp32.
 
-use crate::{RunRecord, dataset, lay_out, prose, tiny, try_run_on};
+use crate::{RunRecord, dataset, lay_out, prose, text_file, tiny, try_run_on};
 use config::{Config, DataFormat};
 use data::{Corpus, Dataset};
 use device::cpu::Lanes;
@@ -37,12 +37,7 @@ pub fn with<'a>(base: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
 /// If the file cannot be written.
 pub fn excerpt() -> Arc<Dataset> {
     static EXCERPT: OnceLock<Arc<Dataset>> = OnceLock::new();
-    Arc::clone(EXCERPT.get_or_init(|| {
-        let folder = tempfile::tempdir().expect("a folder");
-        let file = folder.path().join("excerpt.txt");
-        std::fs::write(&file, prose(5_000)).expect("written");
-        dataset(&file.display().to_string(), 16)
-    }))
+    Arc::clone(EXCERPT.get_or_init(|| dataset(&text_file(&prose(5_000)).display().to_string(), 16)))
 }
 
 /// Contents of all files of a checkpoint, by file name. Of the manifest only the first line,

@@ -8,7 +8,7 @@ use engine::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
 use layout::LocalMachine;
 use layout::build::RankLayout;
 use offload::StepSchedule;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 pub mod compare;
@@ -64,20 +64,26 @@ pub fn config(ron: &str, sets: &[String]) -> Config {
 /// A data set of English-like text.
 pub fn text() -> Arc<Dataset> {
     static TEXT: OnceLock<Arc<Dataset>> = OnceLock::new();
-    Arc::clone(TEXT.get_or_init(|| {
-        let folder = tempfile::tempdir().expect("a folder");
-        let file = folder.path().join("text.txt");
-        std::fs::write(&file, prose(20_000)).expect("written");
-        dataset(&file.display().to_string(), 16)
-    }))
+    Arc::clone(TEXT.get_or_init(|| dataset(&text_file(&prose(20_000)).display().to_string(), 16)))
 }
 
 /// A text with a validation set of four windows, for models that are slow to evaluate.
 pub fn short_text() -> Arc<Dataset> {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("text.txt");
-    std::fs::write(&file, prose(600)).expect("written");
-    dataset(&file.display().to_string(), 16)
+    dataset(&text_file(&prose(600)).display().to_string(), 16)
+}
+
+/// A file with the text next to the test program, where it stays for later tests. To delete an open
+/// file changes its time: a run then reads it again, and waits two seconds before that.
+pub(crate) fn text_file(text: &str) -> PathBuf {
+    let program = std::env::current_exe().expect("a program");
+    let folder = program.parent().expect("a folder");
+    let path = folder.join(format!("text-of-{}-bytes.txt", text.len()));
+    if std::fs::read(&path).ok().as_deref() != Some(text.as_bytes()) {
+        let unfinished = tempfile::NamedTempFile::new_in(folder).expect("a file");
+        std::fs::write(unfinished.path(), text).expect("written");
+        unfinished.persist(&path).expect("renamed");
+    }
+    path
 }
 
 /// The data set of any file.
