@@ -161,7 +161,7 @@ pub struct Hazard {
     pub lane: String,
     /// Source line that submitted the later op.
     pub site: Site,
-    /// What the later op does: `reads` or `overwrites`.
+    /// Verb for the access of the later op: `reads` or `overwrites`.
     pub what: &'static str,
     /// Name of the tensor in the plan.
     pub tensor: String,

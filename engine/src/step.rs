@@ -1,23 +1,26 @@
 //! One training step of a rank, in program order: tokens to loss, backward pass, gradients to the
 //! host, update. Read this file first. `step/prefetch.rs` sends parameters to the device,
-//! `step/group.rs` groups micro-batches, and `step/delayed.rs` delays the update.
+//! `step/group.rs` groups micro-batches, `step/delayed.rs` delays the update, and
+//! `step/evaluation.rs` evaluates a micro-batch.
 //!
 //! No method here waits for the device. A rank has six lanes; a lane is a queue of ops. A method
 //! queues ops and returns while the ops run. Events order ops of different lanes: "Compute waits
 //! for e" means that each op that is queued on Compute later runs after event e.
 //! [`Trainer::train_step`] returns while the update runs. The next forward pass waits for the
-//! update of a segment before it reads the segment. Virtual and real GPUs get the same calls.
+//! update of a segment before it reads the segment. [`Optimizer::decide`] waits for all gradients.
+//! Virtual and real GPUs get the same calls.
 //!
 //! The parameters are divided into segments. With L blocks, segment 0 is the embedding, segments 1
 //! to L are the blocks, and segment L+1 is the final norm. Segment L+2 is the output projection, if
 //! it is not tied to the embedding.
 
 mod delayed;
+mod evaluation;
 pub(crate) mod group;
 mod prefetch;
 
 use crate::step::group::{ExecutionSchedule, Microbatch};
-use crate::train::batch::{EvalBatch, Loader, Samples};
+use crate::train::batch::{Loader, Samples};
 use config::UpdateMode;
 use device::Lane::{Compute, D2h, Host};
 use device::{Device, Event, Group, Op, Reduction, Tensor};
@@ -119,7 +122,7 @@ impl Trainer {
     }
 
     /// Queues the forward and backward passes of all micro-batches, group by group. The losses are
-    /// on the host after `losses_on_host`; [`Optimizer::decide`] waits for the gradients.
+    /// on the host after `losses_on_host`.
     fn forward_backward(&mut self, dev: &Device, step: u64) {
         let micro_batches = self.samples.split.micro_batches;
         let mut first = 0;
@@ -174,7 +177,7 @@ impl Trainer {
     /// Queues the backward pass of the micro-batches in `slots`: head, blocks from last to first,
     /// embedding. The reduce-scatter of a block's gradients and their copy to the host are queued
     /// before the next block. The last backward pass of a step also starts updates: see
-    /// [`update_head`](Self::update_head). [`Optimizer::decide`] waits for the gradients.
+    /// [`update_head`](Self::update_head).
     fn backward(&mut self, dev: &Device, step: u64, slots: Range<usize>) {
         let done = self.group[slots.end - 1].number + 1;
         let ends_step = !self.is_trial && done == self.samples.split.micro_batches;
@@ -205,8 +208,7 @@ impl Trainer {
     }
 
     /// Queues the forward and backward pass of the head for a micro-batch: from the output of the
-    /// last block to the gradient of this output. [`Optimizer::decide`] waits for the gradients of
-    /// head and final norm.
+    /// last block to the gradient of this output.
     fn loss_backward(&mut self, dev: &Device, slot: usize) {
         self.loader.prefetch(dev); // queued on H2d after the parameters: they are needed first
         dev.wait(Compute, self.losses_on_host); // before it overwrites the last losses
@@ -228,7 +230,6 @@ impl Trainer {
     }
 
     /// Queues the backward pass of the embedding for a micro-batch, and frees its batch.
-    /// [`Optimizer::decide`] waits for the gradient.
     fn embed_backward(&mut self, dev: &Device, slot: usize) {
         let Microbatch { number, context, batch, tied_bucket, .. } = self.group[slot];
         let segment = self.decoder.segment(Embedding);
@@ -258,25 +259,6 @@ impl Trainer {
             self.publish_delayed(dev, head);
         }
         self.publish_delayed(dev, norm);
-    }
-
-    /// Queues the forward pass of one micro-batch of an evaluation. After the returned event, the
-    /// last element of `losses_host` is the loss of this micro-batch, summed over tokens and
-    /// data-parallel ranks.
-    pub(crate) fn evaluate(&mut self, dev: &Device, batch: EvalBatch) -> Event {
-        let batch = self.loader.take_evaluation(dev, batch);
-        let last = self.samples.split.micro_batches;
-        let microbatch = Microbatch::of_evaluation(last, batch);
-        self.group.clear();
-        self.group.push(microbatch);
-        self.group_follows = false;
-        self.forward(dev);
-        dev.wait(Compute, self.losses_on_host);
-        let loss = self.losses.slice(last..last + 1);
-        self.decoder.loss(dev, &microbatch.context, &batch.tensors, loss);
-        self.loader.release(dev, &batch);
-        self.fetch_losses(dev, last..last + 1);
-        self.losses_on_host
     }
 
     /// Queues the copy of losses to the host, and their sum over the data-parallel ranks in rank

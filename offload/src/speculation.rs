@@ -223,7 +223,7 @@ impl HostTask for SpeculativeTile {
     }
 }
 
-/// What an update does with the saved upper halves of split masters.
+/// Action of an update on the saved upper halves of split masters.
 #[derive(Clone, Copy)]
 enum UpperHalfAction {
     /// Saves the upper halves before the update changes them.

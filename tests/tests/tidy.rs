@@ -220,7 +220,7 @@ fn opens_files_itself(name: &str, source: &str) -> Option<String> {
 }
 
 /// Refuses file access by path in code for run directories, because a path may lead to another run.
-/// Such code checks its directory (`LockedRunDir::check`) and names files inside it.
+/// Code for run directories checks its directory (`LockedRunDir::check`) and names files inside it.
 fn goes_by_path(name: &str, source: &str) -> Option<String> {
     let of_a_run = [
         "engine/src/run/save",

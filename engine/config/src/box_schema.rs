@@ -111,6 +111,24 @@ section! {
     }
 }
 
+/// Reads the two rates of an op on one core: of its arithmetic, and of its operands.
+macro_rules! flops_and_bytes {
+    ($section:ident, $flops:literal, $bytes:literal, $of:literal) => {
+        [
+            ($flops, concat!("GFLOPS of one core in ", $of, ", while the other cores work, too.")),
+            (
+                $bytes,
+                concat!(
+                    "GB/s at which one core moves the operands of ",
+                    $of,
+                    "; this time adds to the time of the arithmetic."
+                ),
+            ),
+        ]
+        .map(|(key, doc)| $section.rate(Declaration::new(key, doc)))
+    };
+}
+
 /// Documentation of the rate of an op.
 const OF_AN_OP: &str = "GB/s of this op on one core. 0: not measured; the rate of the other storage, else \
                         `measured.other_gb_per_s`, is used.";
@@ -131,11 +149,6 @@ impl Section<'_, '_> {
         };
         let names = self.text(key, KeyDefault::Default(String::new()), known);
         names.split_whitespace().filter_map(Fact::named).collect()
-    }
-
-    /// Reads the two rates of an op on one core: of its arithmetic, and of its operands.
-    fn flops_and_bytes(&mut self, flops: Declaration, bytes: Declaration) -> [f32; 2] {
-        [flops, bytes].map(|key| self.rate(key))
     }
 
     /// Reads a rate for each op of [`MEASURED_OPS`].
@@ -193,26 +206,14 @@ section! {
         /// Number of cores of the measured machine. 0: not measured.
         cores: usize = uint(0..=100_000, KeyDefault::Default(0));
 
-        let of_16 = s.flops_and_bytes(
-            Declaration::new("gemm_gflops_16", "GFLOPS of one core in matmuls with 16-bit storage, while the other cores work, too."),
-            Declaration::new("gemm_gb_per_s_16", "GB/s at which one core moves the operands of matmuls with 16-bit storage; this time adds to the time of the arithmetic."),
-        );
-        let of_32 = s.flops_and_bytes(
-            Declaration::new("gemm_gflops_32", "GFLOPS of one core in matmuls with 32-bit storage, while the other cores work, too."),
-            Declaration::new("gemm_gb_per_s_32", "GB/s at which one core moves the operands of matmuls with 32-bit storage; this time adds to the time of the arithmetic."),
-        );
+        let of_16 = flops_and_bytes!(s, "gemm_gflops_16", "gemm_gb_per_s_16", "matmuls with 16-bit storage");
+        let of_32 = flops_and_bytes!(s, "gemm_gflops_32", "gemm_gb_per_s_32", "matmuls with 32-bit storage");
         /// Matmuls with 16-bit and 32-bit storage: GFLOPS, and then GB/s of the operands. Both
         /// times add up.
         gemm: [[f32; 2]; 2] = not_a_key([of_16, of_32]);
 
-        let forward = s.flops_and_bytes(
-            Declaration::new("attention_gflops", "GFLOPS of one core in attention, forward pass, while the other cores work, too."),
-            Declaration::new("attention_gb_per_s", "GB/s at which one core moves the operands of attention, forward pass; this time adds to the time of the arithmetic."),
-        );
-        let backward = s.flops_and_bytes(
-            Declaration::new("attention_backward_gflops", "GFLOPS of one core in attention, backward pass, while the other cores work, too."),
-            Declaration::new("attention_backward_gb_per_s", "GB/s at which one core moves the operands of attention, backward pass; this time adds to the time of the arithmetic."),
-        );
+        let forward = flops_and_bytes!(s, "attention_gflops", "attention_gb_per_s", "attention, forward pass");
+        let backward = flops_and_bytes!(s, "attention_backward_gflops", "attention_backward_gb_per_s", "attention, backward pass");
         /// Attention, forward and backward: GFLOPS, and then GB/s of the operands, as for `gemm`.
         attention: [[f32; 2]; 2] = not_a_key([forward, backward]);
 

@@ -47,10 +47,10 @@ section! {
         schedule: ScheduleConfig = section(|s| ScheduleConfig::read(s, &optimizer, &train));
         /// Batch sizes in samples of `model.seq_len` tokens.
         batch: BatchConfig = section(|s| BatchConfig::read(s, &parallel));
-        /// What the backward pass recomputes instead of keeping it (activation checkpointing).
-        /// `None`: nothing. `Selective`: the outputs of norms and of the MLP's activation, which
-        /// saves about a third of the activations and costs up to 5 % of the time. `Block`: the
-        /// whole block from its input, which costs about a quarter of the time.
+        /// Activations that the backward pass recomputes instead of keeping them (activation
+        /// checkpointing). `None`: no activations. `Selective`: the outputs of norms and of the MLP's
+        /// activation, which saves about a third of the activations and costs up to 5 % of the time.
+        /// `Block`: the whole block from its input, which costs about a quarter of the time.
         recompute: Recompute = choice(KeyDefault::Default(Recompute::None)), resume: Placement;
         /// Only with `recompute: Block`: whether each TP rank keeps only its share of the inputs
         /// that `recompute: Block` keeps, and gathers them for the backward pass. Not allowed with
@@ -137,7 +137,7 @@ choice! {
 }
 
 choice! {
-    /// What the backward pass recomputes (activation checkpointing).
+    /// Activations that the backward pass recomputes (activation checkpointing).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
     pub enum Recompute {
         /// Nothing: every activation is kept.

@@ -137,7 +137,8 @@ impl BadRows {
         self.bad + self.long + self.cut + self.divided + self.short > 0 || self.look_rendered()
     }
 
-    /// Whether so many rows have texts of control tokens that a template probably wrote them.
+    /// Whether a template probably wrote the rows: texts of control tokens are in too many rows for
+    /// chance.
     fn look_rendered(&self) -> bool {
         self.rendered as f64 > BY_CHANCE * self.rows as f64
     }

@@ -71,8 +71,9 @@ fn name_whole(
     match folder.rename_new(unfinished, name) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             match has_bytes(folder, name, parts) {
-                true => folder.remove_file(unfinished),
-                false => folder.rename(unfinished, name),
+                Ok(true) => folder.remove_file(unfinished),
+                // A file that cannot be read is replaced as well.
+                Ok(false) | Err(_) => folder.rename(unfinished, name),
             }
         }
         renamed => renamed,
@@ -80,20 +81,20 @@ fn name_whole(
 }
 
 /// Whether the file has exactly the bytes of `parts`.
-fn has_bytes(folder: &Directory, name: &str, parts: &[Vec<u8>]) -> bool {
-    let same = || {
-        let mut file = folder.read(name)?;
-        let mut block = vec![0; 1 << 16];
-        for piece in parts.iter().flat_map(|part| part.chunks(1 << 16)) {
-            let read = &mut block[..piece.len()];
-            file.read_exact(read)?;
-            if read != piece {
-                return Ok(false);
-            }
+fn has_bytes(folder: &Directory, name: &str, parts: &[Vec<u8>]) -> io::Result<bool> {
+    let mut file = folder.read(name)?;
+    if file.metadata()?.len() != parts.iter().map(|part| part.len() as u64).sum::<u64>() {
+        return Ok(false);
+    }
+    let mut block = vec![0; 1 << 16];
+    for piece in parts.iter().flat_map(|part| part.chunks(1 << 16)) {
+        let read = &mut block[..piece.len()];
+        file.read_exact(read)?;
+        if read != piece {
+            return Ok(false);
         }
-        Ok::<_, io::Error>(file.read(&mut block)? == 0)
-    };
-    same().unwrap_or(false)
+    }
+    Ok(true)
 }
 
 fn write_in(folder: &Directory, name: &str, parts: &[Vec<u8>]) -> io::Result<FileRecord> {
@@ -145,7 +146,8 @@ mod tests {
         };
         let first = write(b"first");
         assert_eq!(write(b"first"), first);
-        for other in [&b"First"[..], b"first and more", b"fir", b""] {
+        // The last contents are the beginning of those before.
+        for other in [&b"First"[..], b"first and more", b"fir", b"", b"endend", b"end"] {
             assert_ne!(write(other), first);
         }
     }

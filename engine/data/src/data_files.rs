@@ -161,7 +161,7 @@ fn list(directory: &Path) -> Result<Vec<(PathBuf, String, FileType)>, Failure> {
 }
 
 /// Whether a name matches one component of a pattern with `*`, `?` and `[..]`. Backtracking is
-/// limited to the last `*`, so many `*` do not cost exponential time.
+/// limited to the last `*`. A pattern with many `*` therefore needs no exponential time.
 fn matches(pattern: &str, name: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let name: Vec<char> = name.chars().collect();

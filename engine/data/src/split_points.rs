@@ -58,8 +58,8 @@ const SPACES: [&str; 2] = ["\\s+(?!\\S)", "\\s+"];
 pub(super) struct Cuts {
     /// Characters that may be joined with a blank after them.
     join_blank: HashSet<char>,
-    /// Characters with a token of their own, for a model without words. Such a model may drop any
-    /// other character and join its neighbors.
+    /// Characters with a token of their own, if the model has no words. A model without words may
+    /// drop any other character and join its neighbors.
     known: Option<HashSet<char>>,
     /// First characters of added tokens.
     begin: HashSet<char>,

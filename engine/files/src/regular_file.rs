@@ -74,8 +74,8 @@ impl fmt::Display for OtherKind {
 
 impl Error for OtherKind {}
 
-/// Whether the name was not a file or a directory but a link, a pipe or a socket. Such an error
-/// does not mean that the contents are damaged.
+/// Whether `error` means that the name was a link, a pipe or a socket. The contents are then not
+/// damaged.
 pub fn is_other_kind(error: &io::Error) -> bool {
     let is_link = Errno::from_io_error(error) == Some(Errno::LOOP);
     is_link || error.get_ref().is_some_and(|inner| inner.is::<OtherKind>())

@@ -139,11 +139,9 @@ fn figures(folder: &Path, crates: &[Crate]) -> Result<String, String> {
 
 /// Number of programs that cargo builds of the folders `tests` of crates.
 fn targets(crates: &[Crate]) -> usize {
-    let is_target = |source: &&Source| match source.path.strip_prefix("tests/") {
-        Some(path) => {
-            !path.contains('/') || (path.matches('/').count() == 1 && path.ends_with("/main.rs"))
-        }
-        None => false,
+    let is_target = |source: &&Source| {
+        let parts: Vec<&str> = source.path.split('/').collect();
+        matches!(parts[..], ["tests", _] | ["tests", _, "main.rs"])
     };
     crates.iter().map(|one| one.sources.iter().filter(is_target).count()).sum()
 }

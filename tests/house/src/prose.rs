@@ -130,11 +130,9 @@ impl ProseCount {
     /// Counts the comments of the files that are no tests.
     pub fn new<'a>(sources: impl IntoIterator<Item = &'a Source>) -> Self {
         let mut count = Self::default();
-        for source in sources.into_iter().filter(|source| !source.is_test) {
-            for comment in doc_comments(&source.text) {
-                count.all += 1;
-                count.marked += usize::from(!phrases(&comment.text).is_empty());
-            }
+        for (_, _, phrases) in with_phrases(sources) {
+            count.all += 1;
+            count.marked += usize::from(!phrases.is_empty());
         }
         count
     }
@@ -147,16 +145,19 @@ impl ProseCount {
 
 /// The places of the marked comments of a crate that are no tests, with the phrases of each.
 pub fn marked(one: &Crate) -> Vec<(String, Vec<&'static str>)> {
-    let mut found = Vec::new();
-    for source in one.sources.iter().filter(|source| !source.is_test) {
-        for comment in doc_comments(&source.text) {
-            let phrases = phrases(&comment.text);
-            if !phrases.is_empty() {
-                found.push((format!("{}:{}", one.path_of(source), comment.line), phrases));
-            }
-        }
-    }
-    found
+    let marked = with_phrases(&one.sources).filter(|(_, _, phrases)| !phrases.is_empty());
+    let place = |source, line| format!("{}:{line}", one.path_of(source));
+    marked.map(|(source, line, phrases)| (place(source, line), phrases)).collect()
+}
+
+/// The comments of the files that are no tests: file, line and phrases.
+fn with_phrases<'a>(
+    sources: impl IntoIterator<Item = &'a Source>,
+) -> impl Iterator<Item = (&'a Source, usize, Vec<&'static str>)> {
+    sources.into_iter().filter(|source| !source.is_test).flat_map(|source| {
+        let comments = doc_comments(&source.text).into_iter();
+        comments.map(move |comment| (source, comment.line, phrases(&comment.text)))
+    })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What each command prints, refuses and returns, at a terminal and in a pipe.
+//! Output, refusals and exit codes of each command, at a terminal and in a pipe.
 
 #[path = "../common/mod.rs"]
 mod common;
