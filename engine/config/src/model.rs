@@ -8,12 +8,13 @@ section! {
     /// The network: a pre-norm decoder.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct ModelConfig, read(s, in_folder: impl FnOnce(&mut Section<'_, '_>, Option<&str>) -> Option<ModelConfig>) {
-        /// Folder of a transformers model (Llama, Mistral, Qwen2, Qwen3, GPT-2), or its
-        /// config.json. The folder decides the keys of `model` except `model.dropout` and
+        /// Folder of a transformers model (Llama, Mistral, Qwen2, Qwen3, GPT-2), its config.json, or
+        /// the name of a model in the Hugging Face cache, such as `Qwen/Qwen3-8B`, or with a branch,
+        /// tag or commit `Qwen/Qwen3-8B@main`. onebox downloads nothing. The folder decides the keys of `model` except `model.dropout` and
         /// `model.init_std`, and training starts from its weights unless `model.weights` is
         /// `Random`. Other keys of `model` must not contradict the folder, but `model.seq_len` may
         /// be smaller. None: there is no folder.
-        from: Option<String> = path(KeyDefault::Default(None)), resume: Harmless;
+        from: Option<String> = model_path(KeyDefault::Default(None)), resume: Harmless;
         /// Initial weights of a run with `model.from`. `Pretrained`: the folder's weights.
         /// `Random`: random weights in the folder's shape.
         weights: Weights = choice(KeyDefault::Default(Weights::Pretrained)), resume: Harmless;

@@ -4,16 +4,16 @@
 use super::Tokenizer;
 use config::DataConfig;
 use config::transformers::pointer;
-use files::directory::Directory;
 use files::foreign_text::foreign;
+use files::hub::ModelFolder;
 use files::input;
 use files::names::{FILES, KEPT, TOKENIZER};
 use files::path_text::ShownPath;
 use files::regular_file::open_at;
 use rustix::fs::{CWD, OFlags};
+use std::fs::File;
 use std::io;
 use std::io::ErrorKind::{NotADirectory, NotFound};
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 /// Largest total size of the files, in bytes.
@@ -70,8 +70,8 @@ impl ModelFiles {
         let path = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
         // An empty parent means a file in the working directory.
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        let folder = Directory::open(path).map_err(|e| unreadable(path, e))?;
-        Self::read(&folder, path)
+        let folder = ModelFolder::open(path).map_err(|e| unreadable(path, e))?;
+        Self::read(|name| folder.file(name), path)
     }
 
     /// Reads the files that the run in `run` has kept; there may be none.
@@ -81,17 +81,21 @@ impl ModelFiles {
     pub fn of_run(run: &Path) -> Result<Self, ModelFileError> {
         let path = run.join(KEPT);
         match open_at(CWD, &path, OFlags::DIRECTORY) {
-            Ok(folder) => Self::read(&folder, &path),
+            Ok(folder) => {
+                let file = |name: &str| open_at(&folder, Path::new(name), OFlags::empty());
+                Self::read(file, &path)
+            }
             Err(error) if error.kind() == NotFound => Ok(Self::default()),
             Err(error) => Err(unreadable(&path, error)),
         }
     }
 
-    fn read(folder: impl AsFd, path: &Path) -> Result<Self, ModelFileError> {
+    /// Reads the files that `file` opens; `path` is their folder.
+    fn read(file: impl Fn(&str) -> io::Result<File>, path: &Path) -> Result<Self, ModelFileError> {
         let (mut files, mut left) = (Vec::new(), MOST);
         for name in FILES {
             let at = path.join(name);
-            let file = match open_at(&folder, Path::new(name), OFlags::empty()) {
+            let file = match file(name) {
                 Err(error) if error.kind() == NotFound => continue,
                 file => file.map_err(|e| unreadable(&at, e))?,
             };
@@ -223,7 +227,7 @@ mod tests {
         );
         refused("vocab.json", "not a regular file");
         fs::remove_file(at("vocab.json")).unwrap();
-        fs::File::create(at("tokenizer.model")).unwrap().set_len(2 << 30).unwrap();
+        File::create(at("tokenizer.model")).unwrap().set_len(2 << 30).unwrap();
         refused("tokenizer.model", "it has 2.00 GiB, and what a run keeps");
     }
 }

@@ -86,6 +86,11 @@ impl Directory {
         self.path.join(name)
     }
 
+    /// Current path of the directory, from the kernel.
+    pub(super) fn real_path(&self) -> io::Result<PathBuf> {
+        super::regular_file::name_of(&self.file)
+    }
+
     /// Device and inode number of the directory.
     pub(super) fn identity(&self) -> io::Result<Identity> {
         Ok(identity(&self.file.metadata()?))

@@ -5,6 +5,7 @@ pub mod directory;
 pub mod durable;
 pub mod foreign_text;
 pub mod held;
+pub mod hub;
 pub mod input;
 pub mod json;
 pub mod names;

@@ -8,15 +8,14 @@ use config::ModelConfig;
 use config::transformers::{MERGE, POINTER, adapter, other_form};
 use data::model_files::{check_pointer, unreadable};
 use files::foreign_text::{foreign, reason};
+use files::hub::ModelFolder;
 use files::input;
 use files::json::Object;
-use files::regular_file::open_at;
 use half::{bf16, f16};
 use rayon::iter::{
     IndexedParallelIterator, IntoParallelIterator, IntoParallelRefIterator, ParallelIterator,
 };
 use rayon::slice::ParallelSliceMut;
-use rustix::fs::{CWD, OFlags};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -75,7 +74,7 @@ impl Folder {
     /// # Errors
     /// [`FolderError`] with the file and its fault.
     pub fn open(path: &Path) -> Result<Self, FolderError> {
-        let folder = open_at(CWD, path, OFlags::DIRECTORY).map_err(|e| unreadable(path, e))?;
+        let folder = ModelFolder::open(path).map_err(|e| unreadable(path, e))?;
         if let Some(instead) = adapter(path) {
             return Err(FolderError::refused(path, instead.to_string()));
         }
@@ -148,14 +147,13 @@ impl Folder {
     /// Adds a file, whose tensors must be those that the index places in it.
     fn add(
         &mut self,
-        folder: &File,
+        folder: &ModelFolder,
         name: &str,
         index: &BTreeMap<String, String>,
     ) -> Result<(), FolderError> {
         let path = self.path.join(name);
         let refused = |why: String| FolderError::refused(&path, why);
-        let file = open_at(folder, Path::new(name), OFlags::empty());
-        let file = file.map_err(|e| unreadable(&path, e))?;
+        let file = folder.file(name).map_err(|e| unreadable(&path, e))?;
         let bytes = file.metadata().map_err(|e| unreadable(&path, e))?.len();
         if bytes < POINTER {
             let mut all = vec![0; bytes as usize];
@@ -432,10 +430,9 @@ pub(crate) fn index(bytes: &[u8]) -> Result<BTreeMap<String, String>, String> {
 }
 
 /// Reads a JSON file of the folder.
-fn small(folder: &File, path: &Path, name: &str) -> Result<Vec<u8>, FolderError> {
+fn small(folder: &ModelFolder, path: &Path, name: &str) -> Result<Vec<u8>, FolderError> {
     let at = path.join(name);
-    let file = open_at(folder, Path::new(name), OFlags::empty());
-    let file = file.map_err(|e| unreadable(&at, e))?;
+    let file = folder.file(name).map_err(|e| unreadable(&at, e))?;
     let bytes = input::rest(&file, LONGEST).map_err(|error| match error.kind() {
         io::ErrorKind::FileTooLarge => {
             let why = format!("it is longer than {}", topology::format_bytes(LONGEST));

@@ -34,8 +34,8 @@ pub(super) struct PlanArgs {
     sets: Vec<String>,
     #[command(flatten)]
     on_box: BoxArg,
-    /// Instead of a config: show whether --box can train this model of transformers (its folder, or
-    /// its config.json), how, and how fast
+    /// Instead of a config: show whether --box can train this model of transformers (its folder, its
+    /// config.json, or its name in the Hugging Face cache), how, and how fast
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "ops"])]
     model: Option<PathBuf>,
     /// With --model: show the time for training on N tokens

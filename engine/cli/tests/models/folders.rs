@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-mod model;
+pub(crate) mod model;
 mod refusals;
 
 use crate::common::Folder;

@@ -6,4 +6,5 @@ mod common;
 mod folders;
 mod generation;
 mod generation_on_gpus;
+mod hub;
 mod models;

@@ -5,6 +5,8 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use files::foreign_text::foreign;
+use files::hub::{self, HubModel};
+use files::names::is_there;
 
 use super::{
     Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
@@ -137,6 +139,20 @@ impl Section<'_, '_> {
         )
     }
 
+    /// Reads `None`, the path of a model's folder or `config.json`, or the name of a model in the
+    /// cache of the Hugging Face hub, which becomes the path of its files. A stored config keeps
+    /// the name.
+    pub(crate) fn model_path(
+        &mut self,
+        key: Declaration,
+        or: KeyDefault<Option<String>>,
+    ) -> Option<String> {
+        let values = "path or name `\"ORG/NAME\"` in quotes, or `None`".into();
+        self.leaf(key, or, values, some_text(|text: &String| quoted(text)), |reader, node| {
+            optional(node, |node| model_path(reader, node))
+        })
+    }
+
     /// Reads a path or `None`.
     pub(crate) fn path(
         &mut self,
@@ -181,6 +197,28 @@ fn optional<T>(node: &Node, parse: impl FnOnce(&Node) -> ParseResult<T>) -> Pars
 /// Shows an option without `Some`, as a config writes it.
 fn some_text<T>(show: impl Fn(&T) -> String) -> impl Fn(&Option<T>) -> String {
     move |value| value.as_ref().map_or_else(|| "None".into(), &show)
+}
+
+/// The path of a model's files; see [`Section::model_path`].
+fn model_path(reader: &ConfigReader, node: &Node) -> ParseResult<String> {
+    let path = absolute(reader, node)?;
+    if reader.stored {
+        return Ok(path);
+    }
+    if is_there(Path::new(&path)) {
+        let newest = hub::newest_snapshot(Path::new(&path));
+        return Ok(newest.map_or(path, |newest| newest.display().to_string()));
+    }
+    let name = reader.item(node).string()?;
+    let Some(model) = HubModel::parse(&name) else { return Ok(path) };
+    let snapshot = model.snapshot(hub::cache_folder().as_deref()).map_err(|missing| Complaint {
+        message: missing.to_string(),
+        help: format!(
+            "nothing is downloaded: run `{}`, or name a folder on this machine",
+            missing.command()
+        ),
+    })?;
+    Ok(snapshot.display().to_string())
 }
 
 /// Joins a path to the directory of its file; a path of `--set` to the working directory.

@@ -7,6 +7,8 @@ use super::super::{CommandError, ConfigArgs, code, fit_result, print, print_json
 use super::PlanArgs;
 use crate::report::progress::si;
 use config::{Config, ConfigError, Family, Further, LoadedConfig, Origin, load_str_and_look};
+use files::hub::{self, HubModel};
+use files::names::is_there;
 use files::path_text::ShownPath;
 use layout::LocalMachine;
 use predict::States;
@@ -146,20 +148,38 @@ fn gpus(args: &PlanArgs, loaded: &LoadedConfig) -> Result<usize, CommandError> {
     Ok(args.gpus.map_or(box_.gpus, usize::from))
 }
 
+/// Absolute path of a folder, of its config.json, or of the files of a model in the cache of the
+/// Hugging Face hub.
+fn located(model: &Path) -> Result<PathBuf, CommandError> {
+    let named = if is_there(model) { None } else { model.to_str().and_then(HubModel::parse) };
+    if let Some(named) = named {
+        return named.snapshot(hub::cache_folder().as_deref()).map_err(|missing| {
+            let help = format!(
+                "nothing is downloaded: run `{}`, or name a folder on this machine",
+                missing.command()
+            );
+            CommandError::new(code::CONFIG, format!("{missing}; {help}"))
+        });
+    }
+    let absolute = model.canonicalize().map_err(|e| {
+        let help = "nothing is downloaded: name a folder on this machine, or its config.json";
+        CommandError::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.shown()))
+    })?;
+    Ok(hub::newest_snapshot(&absolute).unwrap_or(absolute))
+}
+
 /// Loads a config of the model on the box, with a usual batch and sample length for fine-tuning.
 fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, CommandError> {
     if args.on_box.on.is_none() {
         let help = "--model needs a box to plan for: --box NAME (`onebox boxes` lists them)";
         return Err(CommandError::new(2, help));
     }
-    let absolute = model.canonicalize().map_err(|e| {
-        let help = "nothing is downloaded: name a folder on this machine, or its config.json";
-        CommandError::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.shown()))
-    })?;
-    let name = match absolute.is_dir() {
-        true => absolute.file_name(),
-        false => absolute.parent().and_then(Path::file_name),
-    };
+    let absolute = located(model)?;
+    let folder = if absolute.is_dir() { Some(&*absolute) } else { absolute.parent() };
+    let name = folder.and_then(|folder| match hub::name_of_snapshot(folder) {
+        Some(name) => Path::new(&name).file_name().map(ToOwned::to_owned),
+        None => folder.file_name().map(ToOwned::to_owned),
+    });
     let name: String = name.map_or("model".into(), |name| name.to_string_lossy().into_owned());
     let text = |seq_len: Option<usize>, global: usize| {
         let seq_len = seq_len.map_or(String::new(), |n| format!(", seq_len: {n}"));

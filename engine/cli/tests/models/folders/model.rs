@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 /// Copies a fixture to `m`, next to `a.ron`, which trains it on a file of tokens.
-pub(super) fn model(name: &str) -> Folder {
+pub(crate) fn model(name: &str) -> Folder {
     let folder = Folder::new();
     let fixture = format!("{}/../../tests/fixtures/hf-{name}-tiny", env!("CARGO_MANIFEST_DIR"));
     folder.shell(&format!("cp -r {fixture} m && rm -f m/expected.safetensors")).ok();
