@@ -1,5 +1,6 @@
 // Runs kernels on the calling thread, block after block. A fiber runs threads one after another until one of them waits
-// at a barrier; then another fiber goes on with the next. So kernels without barriers run in a plain loop.
+// at a barrier; then another fiber goes on with the next. So kernels without barriers run in a plain loop. Threads of a
+// warp follow one another directly; the scheduler only starts each round of a warp.
 #include "language.h"
 
 #include <cstdio>
@@ -14,12 +15,11 @@
 
 namespace emulator {
 
-thread_local Current current;
-
 namespace {
 
-constexpr size_t STACK = 128 * 1024;
 constexpr unsigned MOST_THREADS = 1024;
+// Bytes of all stacks, which can begin at a multiple of their size.
+constexpr size_t MEMORY = STACK * (MOST_THREADS + 1);
 
 #if defined(__x86_64__)
 
@@ -86,10 +86,11 @@ struct Thread {
 };
 
 // What one thread of the process needs to run blocks.
-struct Scheduler {
+struct Scheduler : Current {
   Context home;
   std::vector<Context> fibers;
   std::vector<unsigned> free_fibers;
+  void* memory = nullptr;  // of all stacks
   unsigned char* stacks = nullptr;
   Thread threads[MOST_THREADS];
   unsigned count = 0;    // of the block
@@ -98,16 +99,16 @@ struct Scheduler {
   unsigned next = 0;     // the first fresh thread; all before are started
   const Kernel* kernel = nullptr;
   void** args = nullptr;
-  std::vector<unsigned char> places, dynamic_shared;
+  std::vector<unsigned char> places, shared_bytes;
 
   ~Scheduler() {
-    if (stacks) munmap(stacks, STACK * MOST_THREADS);
+    if (memory) munmap(memory, MEMORY);
   }
 
   unsigned take_fiber();
-  void start(unsigned thread);
+  void start(unsigned number);
   void wait(State at);
-  void resume(unsigned thread);
+  bool go_on(unsigned number, Context& from);
   bool run_warp(unsigned first, unsigned end);
   bool run_block();
   bool fail(const char* problem);
@@ -115,40 +116,44 @@ struct Scheduler {
 
 thread_local std::unique_ptr<Scheduler> scheduler;
 
+// That of the fiber that calls.
+Scheduler& mine() { return static_cast<Scheduler&>(current()); }
+
 // A fiber's life: fresh threads in order, as long as there are any.
 void fiber_main() {
-  Scheduler& s = *scheduler;
+  Scheduler& s = mine();
   for (;;) {
     while (s.next < s.count) {
       s.start(s.next++);
       s.kernel->call(s.args);
       s.threads[s.running].state = State::Done;
     }
-    unsigned mine = s.fiber;
-    s.free_fibers.push_back(mine);
-    s.fibers[mine].switch_to(s.home);
+    unsigned number = s.fiber;
+    s.free_fibers.push_back(number);
+    s.fibers[number].switch_to(s.home);
   }
 }
 
-void Scheduler::start(unsigned thread) {
-  threads[thread] = {State::Ready, fiber, 0};
-  running = thread;
-  current.thread = {thread, 0, 0};
-  current.parity = 0;
+void Scheduler::start(unsigned number) {
+  threads[number] = {State::Ready, fiber, 0};
+  running = number;
+  thread = {number, 0, 0};
+  parity = 0;
 }
 
 unsigned Scheduler::take_fiber() {
   if (free_fibers.empty()) {
     unsigned number = fibers.size();
     if (!stacks) {
-      void* memory = mmap(nullptr, STACK * MOST_THREADS, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      memory = mmap(nullptr, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (memory == MAP_FAILED) abort();
-      stacks = static_cast<unsigned char*>(memory);
+      stacks = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(memory) + STACK - 1) & ~(STACK - 1));
       fibers.reserve(MOST_THREADS);  // contexts stay where they are
     }
     fibers.emplace_back();
-    fibers[number].prepare(stacks + STACK * number, fiber_main);
+    unsigned char* stack = stacks + STACK * number;
+    *reinterpret_cast<Current**>(stack) = this;
+    fibers[number].prepare(stack, fiber_main);
     return number;
   }
   unsigned number = free_fibers.back();
@@ -156,25 +161,34 @@ unsigned Scheduler::take_fiber() {
   return number;
 }
 
+// Goes on with the next thread of the warp, or with the scheduler after the last one.
 void Scheduler::wait(State at) {
-  unsigned thread = running;
-  threads[thread].state = at;
-  threads[thread].parity = current.parity;
-  fibers[fiber].switch_to(home);
+  threads[running].state = at;
+  threads[running].parity = parity;
+  unsigned following = running + 1;
+  Context& own = fibers[fiber];
+  if (following % 32 == 0 || !go_on(following, own)) own.switch_to(home);
 }
 
-void Scheduler::resume(unsigned thread) {
-  running = thread;
-  fiber = threads[thread].fiber;
-  threads[thread].state = State::Ready;
-  current.thread = {thread, 0, 0};
-  current.parity = threads[thread].parity;
-  home.switch_to(fibers[fiber]);
+// Leaves `from` for a thread that is fresh or ready; returns false at once if it is neither.
+bool Scheduler::go_on(unsigned number, Context& from) {
+  if (number == next) {
+    fiber = take_fiber();
+  } else if (threads[number].state == State::Ready) {
+    running = number;
+    fiber = threads[number].fiber;
+    thread = {number, 0, 0};
+    parity = threads[number].parity;
+  } else {
+    return false;
+  }
+  from.switch_to(fibers[fiber]);
+  return true;
 }
 
 bool Scheduler::fail(const char* problem) {
-  fprintf(stderr, "emulated kernel %s: %s in block (%u, %u, %u)\n", kernel->name, problem, current.block.x,
-          current.block.y, current.block.z);
+  fprintf(stderr, "emulated kernel %s: %s in block (%u, %u, %u)\n", kernel->name, problem, block.x, block.y,
+          block.z);
   return false;
 }
 
@@ -182,14 +196,7 @@ bool Scheduler::fail(const char* problem) {
 bool Scheduler::run_warp(unsigned first, unsigned end) {
   for (;;) {
     unsigned at_warp = 0, at_block = 0;
-    for (unsigned i = first; i < end; i++) {
-      if (i == next) {
-        fiber = take_fiber();
-        home.switch_to(fibers[fiber]);
-      } else if (threads[i].state == State::Ready) {
-        resume(i);
-      }
-    }
+    for (unsigned i = first; i < end; i++) go_on(i, home);
     for (unsigned i = first; i < end; i++) {
       at_warp += threads[i].state == State::AtWarp;
       at_block += threads[i].state == State::AtBlock;
@@ -227,10 +234,10 @@ bool run_grid(Scheduler& s, const uint32_t grid[3], uint32_t shared_bytes) {
   for (unsigned z = 0; z < grid[2]; z++)
     for (unsigned y = 0; y < grid[1]; y++)
       for (unsigned x = 0; x < grid[0]; x++) {
-        current.block = {x, y, z};
-        s.dynamic_shared.assign(shared_bytes + 16, 0xff);  // NaN
-        auto at = reinterpret_cast<uintptr_t>(s.dynamic_shared.data());
-        current.dynamic_shared = reinterpret_cast<unsigned char*>((at + 15) & ~uintptr_t{15});
+        s.block = {x, y, z};
+        s.shared_bytes.assign(shared_bytes + 16, 0xff);  // NaN
+        auto at = reinterpret_cast<uintptr_t>(s.shared_bytes.data());
+        s.dynamic_shared = reinterpret_cast<unsigned char*>((at + 15) & ~uintptr_t{15});
         if (!s.run_block()) return false;
       }
   return true;
@@ -238,10 +245,11 @@ bool run_grid(Scheduler& s, const uint32_t grid[3], uint32_t shared_bytes) {
 
 }  // namespace
 
-void block_barrier() { scheduler->wait(State::AtBlock); }
-void warp_barrier() { scheduler->wait(State::AtWarp); }
+void block_barrier() { mine().wait(State::AtBlock); }
+void warp_barrier() { mine().wait(State::AtWarp); }
 unsigned char* exchange(unsigned parity) {
-  return &scheduler->places[(scheduler->running / 32 * 2 + parity) * 32 * PLACE];
+  Scheduler& s = mine();
+  return &s.places[(s.running / 32 * 2 + parity) * 32 * PLACE];
 }
 
 }  // namespace emulator
@@ -269,8 +277,8 @@ extern "C" int onebox_emulated_launch(const char* name, const uint32_t grid[3], 
   s.args = args;
   s.count = block;
   s.places.assign(block / 32 * 2 * 32 * PLACE, 0);
-  current.grid = {grid[0], grid[1], grid[2]};
-  current.block_size = block;
+  s.grid = {grid[0], grid[1], grid[2]};
+  s.block_size = block;
   if (run_grid(s, grid, shared_bytes)) return 0;
   scheduler.reset();  // some fibers stand in the middle of a kernel
   return 3;

@@ -25,7 +25,13 @@ struct Current {
   unsigned parity;  // of its warp operations
   unsigned char* dynamic_shared;
 };
-extern thread_local Current current;
+
+// A thread runs on a stack of this size that begins at a multiple of it, where the address of the state is. So the state
+// is found without a call, which a variable of a thread of the process costs in a library that is opened late.
+constexpr size_t STACK = 128 * 1024;
+inline Current& current() {
+  return **reinterpret_cast<Current**>(reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) & ~(STACK - 1));
+}
 
 void block_barrier();
 void warp_barrier();
@@ -37,8 +43,8 @@ unsigned char* exchange(unsigned parity);
 template <class T>
 auto hand_over(const T& value) {
   static_assert(sizeof(T) <= PLACE, "room for an exchange");
-  unsigned char* places = exchange(current.parity ^= 1);
-  memcpy(places + current.thread.x % 32 * PLACE, &value, sizeof(T));
+  unsigned char* places = exchange(current().parity ^= 1);
+  memcpy(places + current().thread.x % 32 * PLACE, &value, sizeof(T));
   warp_barrier();
   return [places](unsigned lane) -> const T& { return *reinterpret_cast<const T*>(places + lane % 32 * PLACE); };
 }
@@ -46,7 +52,7 @@ auto hand_over(const T& value) {
 // Four 8 x 8 matrices of 16-bit elements; lane l gives row l % 8 of matrix l / 8. Of each a lane gets elements
 // (l / 4, 2 (l % 4)) and the next of the row, or, transposed, of the column.
 inline void ldmatrix(uint32_t (&x)[4], const uint16_t* row, bool transposed) {
-  unsigned lane = current.thread.x % 32, outer = lane / 4, inner = lane % 4 * 2;
+  unsigned lane = current().thread.x % 32, outer = lane / 4, inner = lane % 4 * 2;
   auto rows = hand_over(row);
   for (unsigned i = 0; i < 4; i++) {
     const uint16_t* low = rows(8 * i + (transposed ? inner : outer));
@@ -61,7 +67,7 @@ void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, 
   struct Share {
     uint32_t a[4], b[2];
   };
-  unsigned lane = current.thread.x % 32;
+  unsigned lane = current().thread.x % 32;
   auto shares = hand_over(Share{{a[0], a[1], a[2], a[3]}, {b0, b1}});
   for (unsigned pair = 0; pair < 8; pair++) {  // of k
     const Share &upper = shares(lane / 4 * 4 + pair % 4), &left = shares(lane % 4 * 8 + pair % 4),
@@ -81,7 +87,7 @@ void mma_884(float (&left)[4], float (&right)[4], uint32_t a0, uint32_t a1, uint
   struct Share {
     uint32_t a[2], b[2];
   };
-  unsigned lane = current.thread.x % 32, group = lane & 12;
+  unsigned lane = current().thread.x % 32, group = lane & 12;
   auto shares = hand_over(Share{{a0, a1}, {b0, b1}});
   auto element = [&](const uint32_t (&x)[2], unsigned i) { return widen(static_cast<uint16_t>(x[i / 2] >> (i % 2 * 16))); };
   for (unsigned i = 0; i < 8; i++) {
@@ -127,16 +133,16 @@ extern const Kernel KERNELS[];
 
 }  // namespace emulator
 
-#define threadIdx (emulator::current.thread)
-#define blockIdx (emulator::current.block)
-#define gridDim (emulator::current.grid)
-#define blockDim (emulator::Dim3{emulator::current.block_size, 1, 1})
+#define threadIdx (emulator::current().thread)
+#define blockIdx (emulator::current().block)
+#define gridDim (emulator::current().grid)
+#define blockDim (emulator::Dim3{emulator::current().block_size, 1, 1})
 
 inline void __syncthreads() { emulator::block_barrier(); }
 inline void __syncwarp() { emulator::warp_barrier(); }
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
-  return emulator::hand_over(value)(emulator::current.thread.x ^ mask);
+  return emulator::hand_over(value)(emulator::current().thread.x ^ mask);
 }
 template <class T>
 T __shfl_sync(unsigned, T value, int lane) {

@@ -11,7 +11,7 @@ typedef long long i64;
 
 #ifdef ONEBOX_EMULATED
 #define KERNEL(threads) static void
-#define DYNAMIC_SHARED(name) unsigned char* name = emulator::current.dynamic_shared
+#define DYNAMIC_SHARED(name) unsigned char* name = emulator::current().dynamic_shared
 #else
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)

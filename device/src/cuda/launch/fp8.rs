@@ -11,9 +11,12 @@ impl Launcher<'_> {
     pub(super) fn fp8(&mut self, op: &Op) -> Result<(), String> {
         match *op {
             Op::Maxima { x, maxima } => {
-                let sizes = [values(&[x])?, x.len() as u64, run_of_maxima(x.len()) as u64];
+                let run = run_of_maxima(x.len());
+                let sizes = [values(&[x])?, x.len() as u64, run as u64];
                 let args = self.args(&[x, maxima]).with(&sizes);
-                self.launch(Launch::new("maxima", [MAXIMA, 1, 1], 512, args));
+                // A thread reads 8 elements at a time. Threads without elements would only wait.
+                let threads = (run / 8).next_multiple_of(32).min(512) as u32;
+                self.launch(Launch::new("maxima", [MAXIMA, 1, 1], threads, args));
             }
             Op::Quantize { x, maxima, y, turned, scale } => {
                 let ((rows, cols), Some(to)) = (x.shape(), y.or(turned)) else {
