@@ -35,13 +35,14 @@ test: ## every test, then formatting and lints
 		[ "$${CI:-}" != true ]; \
 	fi
 
-test-full: ## the same with every size and layout (ONEBOX_FULL=1), documentation, races, MPICH, Slurm, Arm
+test-full: ## the same with every size and layout (ONEBOX_FULL=1), documentation, races, MPICH, Slurm, Arm, a real model
 	@ONEBOX_FULL=1 $(MAKE) --no-print-directory test
 	@RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked --offline --quiet
 	@scripts/check-races --or-skip
 	@scripts/check-mpich --or-skip
 	@scripts/check-slurm --or-skip
 	@scripts/check-arm --or-skip
+	@scripts/check-smollm2 --or-skip
 
 mutants: ## break the code on purpose and see that a test notices; SHARD=2/8: a part; again: what is left
 	@env $(auto_install) scripts/setup tests

@@ -6,7 +6,8 @@ import pathlib
 import struct
 import sys
 
-from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import SCALARS, TENSORS, EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 STEP = {
     "loss/train": "loss",
@@ -19,6 +20,7 @@ STEP = {
     "memory/device_bytes": "device_memory",
     "memory/host_bytes": "host_memory",
 }
+EPOCH = {"progress/epoch": "epoch"}
 EVAL = {"loss/eval": "loss"}
 
 
@@ -29,12 +31,14 @@ def f32(number):
 def main():
     run = pathlib.Path(sys.argv[1])
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    events = EventAccumulator(str(run), size_guidance={SCALARS: 0})
+    events = EventAccumulator(str(run), size_guidance={SCALARS: 0, TENSORS: 0})
     events.Reload()
     found = events.Tags()[SCALARS]
-    expected = sorted(STEP | EVAL)
+    # Samples that are drawn at random make no epochs.
+    steps = STEP | EPOCH if any("epoch" in line for line in lines) else STEP
+    expected = sorted(steps | EVAL)
     assert sorted(found) == expected, f"{run} has the curves {found}, not {expected}"
-    for curves, kind in [(STEP, "step"), (EVAL, "eval")]:
+    for curves, kind in [(steps, "step"), (EVAL, "eval")]:
         of_kind = [line for line in lines if line["kind"] == kind]
         assert of_kind, f"{run} has no line of kind {kind}"
         for tag, key in curves.items():
@@ -48,6 +52,13 @@ def main():
             read = [(step, value if math.isfinite(value) else None) for step, value in read]
             written = [(line["step"], None if line[key] is None else f32(line[key])) for line in of_kind]
             assert read == written, f"{run}: {tag} is {read} for TensorBoard, and {written} in metrics.jsonl"
+    settings = [line for line in lines if line["kind"] == "config"][-1]["config"]
+    text = events.Tensors("config/text_summary")[-1].tensor_proto.string_val[0].decode()
+    assert f"steps: {settings['train']['steps']:_}," in text or f"steps: {settings['train']['steps']}," in text, text
+    start = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    hparams = HParamsPluginData.FromString(start).session_start_info.hparams
+    assert hparams["train.steps"].number_value == settings["train"]["steps"], hparams
+    assert hparams["precision"].string_value == settings["precision"], hparams
     print(f"{run}: {len(expected)} curves of {len(lines)} lines are the same for TensorBoard and in metrics.jsonl")
 
 

@@ -1,27 +1,33 @@
 //! `metrics.jsonl`: one JSON object per line, with one line after each step.
 //!
-//! Each line is one write of an `AppendFile`. If the run has event files for TensorBoard, its steps
+//! The first line has the config of the run; so has a later line if a resumed run has another
+//! config. Each line is one write of an `AppendFile`. If the run has event files for TensorBoard, its steps
 //! and evaluations also go there.
 
 pub use crate::append_file::MetricsError;
 use crate::append_file::{AppendFile, Pieces};
 use crate::run::Difference;
 use crate::tensorboard::Events;
+use config::Config;
 use files::directory::Directory;
 use files::held::LockedRunDir;
 use files::input;
 use files::names::{DAMAGED, METRICS};
 use files::path_text::ShownPath;
+use files::utc::unix_seconds;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 
 mod gaps;
+#[cfg(test)]
+mod tests;
 
 use offload::SpeculationOutcome;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// Metrics of a finished optimizer step: the keys of its line, in this order. A value that is not
 /// finite becomes null.
@@ -111,6 +117,37 @@ enum Line<'a> {
         step: u64,
         places: &'a [Difference],
     },
+    /// Settings of the steps after `step`.
+    Config {
+        step: u64,
+        onebox: &'a str,
+        config: &'a Value,
+    },
+}
+
+/// A line with the values that every line has at its end.
+#[derive(Serialize)]
+struct StampedLine<'a> {
+    #[serde(flatten)]
+    line: &'a Line<'a>,
+    /// Epochs up to the step; missing if the samples are drawn at random.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    epoch: Option<f64>,
+    /// Seconds since 1970 when the line was written.
+    time: f64,
+}
+
+impl Line<'_> {
+    const fn step(&self) -> u64 {
+        match self {
+            Self::Step { step, .. } => step.step,
+            Self::Eval { step, .. }
+            | Self::End { step, .. }
+            | Self::CheckpointFailed { step, .. }
+            | Self::Differs { step, .. }
+            | Self::Config { step, .. } => *step,
+        }
+    }
 }
 
 /// Keys of a line that are read back.
@@ -128,6 +165,12 @@ pub const LONGEST_METRICS: u64 = 4 << 30;
 pub struct MetricsWriter {
     lines: AppendFile,
     events: Option<Events>,
+    /// Epochs of one step, if the data has a known length.
+    epochs_per_step: Option<f64>,
+    /// Config of the last line of this kind.
+    config: Option<Value>,
+    /// Clock in seconds since 1970.
+    pub(crate) clock: fn() -> f64,
 }
 
 impl MetricsWriter {
@@ -146,16 +189,50 @@ impl MetricsWriter {
         let open = || {
             let dir = run.check()?;
             let file = dir.open_or_create(name, OFlags::APPEND)?;
-            let length = if last_step == 0 { 0 } else { keep(&file, dir, last_step)? };
+            let kept =
+                if last_step == 0 { KeptLines::default() } else { keep(&file, dir, last_step)? };
+            let length = kept.bytes;
             if file.metadata()?.len() > length {
                 file.set_len(length)?;
             }
             // Also syncs the file's name: a checkpoint on the disk needs the lines of its steps.
             dir.sync()?;
-            Ok((file, length))
+            Ok((file, kept))
         };
-        let (file, length) = open().map_err(failed)?;
-        Ok(Self { lines: AppendFile::new(run, name, Pieces::Lines, file, length), events: None })
+        let (file, kept) = open().map_err(failed)?;
+        Ok(Self {
+            lines: AppendFile::new(run, name, Pieces::Lines, file, kept.bytes),
+            events: None,
+            epochs_per_step: None,
+            config: kept.config,
+            clock: unix_seconds,
+        })
+    }
+
+    /// Also writes the epoch of each line: a step is `epochs_per_step` of an epoch.
+    pub fn with_epochs(self, epochs_per_step: Option<f64>) -> Self {
+        Self { epochs_per_step, ..self }
+    }
+
+    /// Epochs up to `step`, rounded to a millionth.
+    pub fn epoch(&self, step: u64) -> Option<f64> {
+        self.epochs_per_step.map(|epochs| (1e6 * epochs * step as f64).round() / 1e6)
+    }
+
+    /// Appends the settings of the steps after `step`, unless the last such line has the same
+    /// ones. Event files get them in any case, since each start has its own file.
+    pub fn config(&mut self, step: u64, config: &Config) {
+        // Through text, in which an f32 has its short form.
+        let value = serde_json::to_string(config).and_then(|text| serde_json::from_str(&text));
+        let value: Value = value.unwrap_or_else(|e| unreachable!("a config that is no JSON: {e}"));
+        if let Some(events) = &mut self.events {
+            events.settings(step, &config.to_ron(), &value);
+        }
+        if self.config.as_ref() != Some(&value) {
+            let onebox = env!("CARGO_PKG_VERSION");
+            self.write(&Line::Config { step, onebox, config: &value });
+            self.config = Some(value);
+        }
     }
 
     /// Also writes steps and evaluations to `events`.
@@ -171,8 +248,10 @@ impl MetricsWriter {
             SpeculationOutcome::Redone => "redone",
         });
         self.write(&Line::Step { step, ahead });
+        let epoch = self.epoch(step.step).map(|epoch| ("progress/epoch", epoch as f32));
         if let Some(events) = &mut self.events {
-            events.scalars(step.step, &step.curves());
+            let curves: Vec<_> = step.curves().into_iter().chain(epoch).collect();
+            events.scalars(step.step, &curves);
         }
     }
 
@@ -220,7 +299,8 @@ impl MetricsWriter {
     }
 
     fn write(&mut self, line: &Line<'_>) {
-        let json = serde_json::to_vec(line);
+        let time = (1e3 * (self.clock)()).round() / 1e3;
+        let json = serde_json::to_vec(&StampedLine { line, epoch: self.epoch(line.step()), time });
         let mut bytes = json.unwrap_or_else(|e| unreachable!("a line that is no JSON: {e}"));
         bytes.push(b'\n');
         self.lines.write(&bytes);
@@ -231,7 +311,7 @@ impl MetricsWriter {
 /// count. `None` if there is no other step.
 pub fn median_step(text: &str) -> Option<f64> {
     let step = |line: &str| {
-        let line: serde_json::Value = serde_json::from_str(line).ok()?;
+        let line: Value = serde_json::from_str(line).ok()?;
         let is_step = line["kind"] == "step" && line["step"].as_u64()? > 2;
         is_step.then(|| line["step_seconds"].as_f64()).flatten()
     };
@@ -265,9 +345,29 @@ pub fn finished_step(text: &[u8]) -> Option<u64> {
     (written.kind == "end").then_some(written.step)
 }
 
-/// Bytes of the lines up to `last_step` in `file`. If any line is damaged, keeps a copy of all
+/// Lines of an earlier start that a resumed run keeps.
+#[derive(Default)]
+struct KeptLines {
+    bytes: u64,
+    /// Config in the last of them that has one.
+    config: Option<Value>,
+}
+
+/// The last config in `text`.
+fn last_config(text: &[u8]) -> Option<Value> {
+    #[derive(Deserialize)]
+    struct ConfigLine {
+        config: Value,
+    }
+    const KIND: &[u8] = b"{\"kind\":\"config\"";
+    let lines = whole_lines(text).filter(|line| line.starts_with(KIND));
+    let found = lines.last().map(serde_json::from_slice::<ConfigLine>)?.ok()?;
+    Some(found.config)
+}
+
+/// Finds the lines up to `last_step` in `file`. If any line is damaged, keeps a copy of all
 /// lines. Warns of steps without a line.
-fn keep(file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
+fn keep(file: &File, dir: &Directory, last_step: u64) -> io::Result<KeptLines> {
     let text = input::rest(file, LONGEST_METRICS)?;
     let damaged =
         whole_lines(&text).position(|line| serde_json::from_slice::<LineHeader>(line).is_err());
@@ -284,7 +384,7 @@ fn keep(file: &File, dir: &Directory, last_step: u64) -> io::Result<u64> {
         let path = dir.called(METRICS);
         tracing::warn!("{}: {gaps}; the run goes on after step {last_step}", path.shown());
     }
-    Ok(kept as u64)
+    Ok(KeptLines { bytes: kept as u64, config: last_config(&text[..kept]) })
 }
 
 /// Bytes before the first line of a step after `last_step`. An unreadable line counts as an earlier
@@ -304,189 +404,4 @@ fn kept(text: &[u8], last_step: u64) -> usize {
 /// Complete lines of `text` with their newlines. A last line without a newline is left out.
 fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-    use std::path::{Path, PathBuf};
-
-    fn step(step: u64) -> StepMetrics {
-        StepMetrics {
-            step,
-            loss: 2.4312,
-            grad_norm: 0.1,
-            loss_scale: 65536.0,
-            lr: 6e-4,
-            step_seconds: 0.25,
-            tokens_per_second: 4096.0,
-            skipped: false,
-            tokens: 1024 * step,
-            skipped_total: 0,
-            device_memory: 4096,
-            host_memory: 8192,
-            targets: None,
-            documents: None,
-            padding: None,
-            verified: None,
-        }
-    }
-
-    /// A path in a new folder.
-    fn file() -> (tempfile::TempDir, PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("metrics.jsonl");
-        (folder, path)
-    }
-
-    /// Opens the file `path` in a folder that is not locked.
-    fn open(path: &Path, last_step: u64) -> Result<MetricsWriter, MetricsError> {
-        let failed = |source| MetricsError { path: path.to_owned(), source };
-        let run = LockedRunDir::unlocked(path.parent().unwrap()).map_err(failed)?;
-        MetricsWriter::named(&run, path.file_name().unwrap().to_str().unwrap(), last_step)
-    }
-
-    /// Warnings of `write`.
-    fn warnings(write: impl FnOnce()) -> String {
-        let (_folder, path) = file();
-        let log = Arc::new(File::create(&path).unwrap());
-        let subscriber = tracing_subscriber::fmt().with_writer(log).finish();
-        tracing::subscriber::with_default(subscriber, write);
-        fs::read_to_string(path).unwrap()
-    }
-
-    #[test]
-    fn lines_have_the_keys_of_the_contract_in_order_and_short_floats() {
-        let (_folder, path) = file();
-        let mut metrics = open(&path, 0).unwrap();
-        metrics.step(&step(1), None);
-        metrics.eval(1, 2.5, true, &[]);
-        metrics.checkpoint_failed(1, "no space");
-        metrics.differs(1, &[Difference { rank: 2, place: "the loss".into() }]);
-        metrics.end(1, "00ff");
-        let expected = concat!(
-            r#"{"kind":"step","step":1,"loss":2.4312,"grad_norm":0.1,"loss_scale":65536.0,"#,
-            r#""lr":0.0006,"step_seconds":0.25,"tokens_per_second":4096.0,"skipped":false,"#,
-            r#""tokens":1024,"skipped_total":0,"device_memory":4096,"host_memory":8192}"#,
-            "\n",
-            r#"{"kind":"eval","step":1,"loss":2.5,"whole":true}"#,
-            "\n",
-            r#"{"kind":"checkpoint_failed","step":1,"error":"no space"}"#,
-            "\n",
-            r#"{"kind":"differs","step":1,"places":[{"rank":2,"place":"the loss"}]}"#,
-            "\n",
-            r#"{"kind":"end","step":1,"state_hash":"00ff"}"#,
-            "\n"
-        );
-        assert_eq!(fs::read_to_string(path).unwrap(), expected);
-    }
-
-    #[test]
-    fn what_is_not_finite_or_not_there_is_null() {
-        let (_folder, path) = file();
-        let mut metrics = open(&path, 0).unwrap();
-        let broken = StepMetrics {
-            loss: f64::NAN,
-            grad_norm: f64::INFINITY,
-            loss_scale: f32::NAN,
-            ..step(1)
-        };
-        metrics.step(&broken, None);
-        metrics.eval(1, f64::NAN, false, &[]);
-        let text = fs::read_to_string(path).unwrap();
-        assert!(text.contains(r#""loss":null,"grad_norm":null,"loss_scale":null,"lr":"#), "{text}");
-        assert!(
-            text.ends_with("{\"kind\":\"eval\",\"step\":1,\"loss\":null,\"whole\":false}\n"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_full_disk_drops_lines_with_one_warning_and_never_fails() {
-        let mut metrics = open(Path::new("/dev/full"), 0).unwrap();
-        let log = warnings(|| (1..=3).for_each(|i| metrics.step(&step(i), None)));
-        assert_eq!(metrics.dropped(), 3);
-        assert_eq!(log.matches("WARN").count(), 1, "{log}");
-        assert!(log.contains("/dev/full"), "{log}");
-    }
-
-    #[test]
-    fn a_half_written_line_is_cut_off_before_the_next() {
-        let (_folder, path) = file();
-        let mut metrics = open(&path, 0).unwrap();
-        metrics.eval(1, 2.5, true, &[]);
-        (&metrics.lines.file).write_all(b"{\"kind\":\"ev").unwrap();
-        metrics.lines.torn = true; // the state after a failed write
-        metrics.eval(3, 2.25, true, &[]);
-        let text = fs::read_to_string(path).unwrap();
-        let lines = [(1, 2.5), (3, 2.25)].map(|(step, loss)| {
-            format!("{{\"kind\":\"eval\",\"step\":{step},\"loss\":{loss},\"whole\":true}}\n")
-        });
-        let expected = lines.concat();
-        assert_eq!(text, expected);
-    }
-
-    #[test]
-    fn resuming_keeps_the_lines_up_to_the_checkpoint_and_drops_the_rest() {
-        let (_folder, path) = file();
-        let mut metrics = open(&path, 0).unwrap();
-        metrics.step(&step(1), None);
-        metrics.eval(1, 2.75, true, &[]);
-        metrics.step(&step(2), None);
-        // The save of step 1 fails after step 2: it runs in the background.
-        metrics.checkpoint_failed(1, "no space");
-        let until_two = fs::read(&path).unwrap();
-        metrics.eval(2, 2.5, true, &[]);
-        metrics.step(&step(3), None);
-        metrics.end(3, "00");
-        let all = fs::read(&path).unwrap();
-        // A file that is torn anywhere after step 2 is restored to its state at step 2.
-        for length in until_two.len()..=all.len() {
-            fs::write(&path, &all[..length]).unwrap();
-            open(&path, 2).unwrap();
-            assert_eq!(fs::read(&path).unwrap(), until_two);
-        }
-        fs::write(&path, &all).unwrap();
-        open(&path, 3).unwrap();
-        assert!(all.starts_with(&fs::read(&path).unwrap()));
-        assert!(!fs::read_to_string(&path).unwrap().contains("end"));
-        open(&path, 0).unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"");
-    }
-
-    #[test]
-    fn a_damaged_line_costs_no_other_and_leaves_a_copy() {
-        let (folder, path) = file();
-        let mut metrics = open(&path, 0).unwrap();
-        (1..=5).for_each(|number| metrics.step(&step(number), None));
-        let copy = folder.path().join(DAMAGED);
-        open(&path, 5).unwrap();
-        assert!(!copy.exists());
-        let damaged = fs::read_to_string(&path).unwrap().replacen("kind", "kinX", 3);
-        let damaged = damaged.replacen("kinX", "kind", 2);
-        fs::write(&path, &damaged).unwrap();
-        let log = warnings(|| drop(open(&path, 4).unwrap()));
-        let lines: Vec<&str> = damaged.split_inclusive('\n').collect();
-        assert_eq!(fs::read_to_string(&path).unwrap(), lines[..4].concat());
-        assert_eq!(fs::read_to_string(&copy).unwrap(), damaged);
-        assert!(log.contains("line 3 is damaged"), "{log}");
-    }
-
-    #[test]
-    fn a_run_is_finished_if_its_last_whole_line_is_an_end() {
-        let end = b"{\"kind\":\"end\",\"step\":40,\"state_hash\":\"00\"}\n";
-        assert_eq!(finished_step(end), Some(40));
-        assert_eq!(finished_step(&[&end[..], b"{\"kind\":\"st"].concat()), Some(40));
-        assert_eq!(finished_step(&[&end[..], b"{\"kind\":\"eval\",\"step\":41}\n"].concat()), None);
-        assert_eq!(finished_step(&end[..end.len() - 1]), None);
-        assert_eq!(finished_step(b""), None);
-        assert_eq!(finished_step(b"\xff\n"), None);
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_opened_is_named() {
-        let error = open(Path::new("/nowhere/metrics.jsonl"), 0).unwrap_err();
-        assert!(error.to_string().starts_with("cannot write /nowhere/metrics.jsonl: "), "{error}");
-    }
 }

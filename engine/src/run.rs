@@ -2,6 +2,7 @@
 //! All threads run the same program. Rank 0 sends messages to the calling thread.
 
 pub mod barrier;
+mod comparison;
 pub mod devices;
 mod evaluate;
 pub mod export;
@@ -10,6 +11,7 @@ pub(crate) mod host_queue;
 pub mod messages;
 pub mod options;
 pub mod outcome;
+mod rank_progress;
 mod save;
 mod skip_cause;
 pub mod states;
@@ -19,19 +21,22 @@ mod verification;
 
 use crate::TIMEOUT;
 use crate::run::barrier::barrier;
+use crate::run::comparison::{SaveDue, initial_history};
 use crate::run::export::{ExportSummary, GatherContext, StateGatherer};
 pub use crate::run::fault_point::{FaultPoint, Watcher};
 use crate::run::host_queue::host_queue_capacity;
 use crate::run::messages::{ChannelItem, Listener};
-pub use crate::run::messages::{Difference, Message, StepReport};
+pub use crate::run::messages::{Difference, EvaluationRank, Message, StepReport};
 pub use crate::run::options::{RunOptions, StuckHandler};
 pub use crate::run::outcome::{Outcome, ReadFailure, RunError};
+use crate::run::rank_progress::RankProgress;
 use crate::run::save::{SavePoint, Saver};
 use crate::run::skip_cause::SkipCause;
 use crate::run::stop::{PanicGuard, StopSignal, StopVote};
 use crate::step::Trainer;
 pub use crate::train::initial_states::Weights;
 use crate::trainer::trainer;
+use checkpoint::evaluations::EvaluationHistory;
 use checkpoint::rollback::RollbackHistory;
 use config::{Config, WeightsPolicy};
 use crossbeam_channel::RecvTimeoutError;
@@ -49,22 +54,6 @@ use std::time::{Duration, Instant};
 use topology::HostBytes;
 use tracing::{debug_span, info_span};
 
-/// Progress of a rank.
-struct RunProgress {
-    /// Last finished step.
-    step: u64,
-    /// Whether a stop was requested: no step follows.
-    stopped: bool,
-    /// Whether too many steps in a row were skipped: no step follows.
-    diverged: bool,
-}
-
-impl RunProgress {
-    const fn goes_on(&self) -> bool {
-        !self.stopped && !self.diverged
-    }
-}
-
 /// State that all rank threads share.
 pub(crate) struct Ranks<'a> {
     pub(crate) config: &'a Config,
@@ -80,6 +69,10 @@ pub(crate) struct Ranks<'a> {
     checkpointed: AtomicBool,
     /// Whether the last evaluation is done.
     pub(crate) evaluated: AtomicBool,
+    /// The evaluations so far, which rank 0 compares.
+    evaluations: Mutex<EvaluationHistory>,
+    /// Whether `train.patience` has ended the run.
+    out_of_patience: AtomicBool,
     skip_cause: Mutex<SkipCause>,
     /// Differences between the two runs of a step, as seen by ranks of this process.
     differences: Mutex<Vec<Difference>>,
@@ -128,6 +121,9 @@ pub fn train(
     let places = layout.machine.places(config, layout.host_bytes(config), options.bind);
     let host_queue_capacity = host_queue_capacity(config, layout, options.lanes)?;
     let timeout = options.timeout.unwrap_or(TIMEOUT);
+    let evaluations = initial_history(config, options);
+    let new_saver =
+        |folder| Saver::new(config, data, layout, folder, options, &places, evaluations.best());
     let ranks = Ranks {
         config,
         layout,
@@ -141,15 +137,14 @@ pub fn train(
         stop: StopSignal::new(Arc::clone(&options.stop)),
         checkpointed: AtomicBool::new(false),
         evaluated: AtomicBool::new(false),
+        evaluations: Mutex::new(evaluations),
+        out_of_patience: AtomicBool::new(false),
         skip_cause: Mutex::default(),
         differences: Mutex::default(),
         read_failure: Mutex::default(),
         diverged_from: AtomicU64::new(0),
         gatherer: StateGatherer::new(&layout.decoder, options),
-        saver: options
-            .checkpoints
-            .as_ref()
-            .and_then(|folder| Saver::new(config, data, layout, folder, options, &places)),
+        saver: options.checkpoints.as_ref().and_then(new_saver),
         rollback_history,
         places,
         host_queue_capacity,
@@ -259,7 +254,9 @@ fn outcome(
     }
     let step = results.into_iter().filter_map(|(_, result)| result.ok()).max();
     let step = step.unwrap_or_else(|| unreachable!("a run without ranks has no plan"));
-    let complete = step == steps && ranks.evaluated.load(Ordering::SeqCst);
+    let out_of_patience = ranks.out_of_patience.load(Ordering::SeqCst);
+    let complete = (step == steps && ranks.evaluated.load(Ordering::SeqCst)) || out_of_patience;
+    let evaluations = ranks.compared();
     let noted = ranks.skip_cause.into_inner().unwrap_or_else(|e| e.into_inner());
     let not_finite = noted.first.filter(|_| noted.step == step).map(|(_, _, name)| name);
     let ExportSummary { state_hash, written: weights_written, problem } = ranks.gatherer.finish();
@@ -273,6 +270,8 @@ fn outcome(
         weights_written,
         weights_problem,
         not_finite,
+        evaluations,
+        out_of_patience,
         diverged,
     })
 }
@@ -323,7 +322,8 @@ impl Ranks<'_> {
                 GatherContext { dev: &dev, world, optimizer, barrier: self.layout.barrier };
             self.gatherer.run(gather, weights)?;
         }
-        if !reached.stopped && reached.step == self.config.train.steps {
+        let compares = self.config.train.compares_evaluations();
+        if !compares && !reached.stopped && reached.step == self.config.train.steps {
             self.evaluate(&dev, &mut trainer, reached.step, &mut link)?;
         }
         if let Some(saver) = self.saver.as_ref().filter(|_| rank.index() == 0) {
@@ -341,14 +341,11 @@ impl Ranks<'_> {
         trainer: &mut Trainer,
         done: u64,
         link: &mut ControlLink<'_>,
-    ) -> Result<Option<RunProgress>, Error> {
+    ) -> Result<Option<RankProgress>, Error> {
         let steps = self.config.train.steps;
         let mut reached =
-            RunProgress { step: done, stopped: link.vote.ends_here()?, diverged: false };
-        // A stop during an evaluation ends the run. The resumed run repeats the evaluation.
-        if !reached.stopped && self.is_eval_due(done) {
-            reached.stopped = !self.evaluate(dev, trainer, done, link)?;
-        }
+            RankProgress { stopped: link.vote.ends_here()?, ..RankProgress::at(done) };
+        self.before_steps(dev, trainer, &mut reached, link)?;
         let mut ended = Instant::now();
         let mut last_good = done.saturating_sub(self.options.skipped_in_a_row());
         while reached.goes_on() && reached.step < steps {
@@ -386,21 +383,13 @@ impl Ranks<'_> {
                 self.diverged_from.store(last_good + 1, Ordering::SeqCst);
             }
             let due = self.saver.as_ref().is_some_and(|saver| saver.is_due(step));
-            let (stopped, due) = link.vote.after_step(due)?;
-            reached = RunProgress { step, stopped, diverged };
-            // The save comes first: an evaluation does not change the states.
-            let after = SavePoint { step, skipped_in_a_row: step - last_good };
-            if due || !reached.goes_on() || step == steps {
-                self.save(dev, trainer, after, link.listener)?;
-            }
-            if reached.goes_on() && self.is_eval_due(step) {
-                reached.stopped = !self.evaluate(dev, trainer, step, link)?;
-                if reached.stopped && !due {
-                    self.save(dev, trainer, after, link.listener)?;
-                }
-            }
+            let (stopped, is_due) = link.vote.after_step(due)?;
+            reached = RankProgress { stopped, diverged, ..RankProgress::at(step) };
+            let due = SaveDue { is_due, skipped_in_a_row: step - last_good };
+            self.after_step(dev, trainer, &mut reached, due, link)?;
             ended = Instant::now();
         }
+        self.out_of_patience.fetch_or(reached.out_of_patience, Ordering::SeqCst);
         Ok(Some(reached))
     }
 
@@ -414,7 +403,7 @@ impl Ranks<'_> {
         &self,
         dev: &Device,
         done: u64,
-        reached: &RunProgress,
+        reached: &RankProgress,
         listener: Listener<'_>,
     ) -> Result<Option<bool>, Error> {
         let policy = self.config.train.weights;

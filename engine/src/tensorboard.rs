@@ -6,13 +6,16 @@
 //! then forgets later steps of earlier files, which the run trains again. A reader stops at a
 //! record that a crash has torn.
 
+mod settings;
+
 use crate::append_file::{AppendFile, MetricsError, Pieces};
 use files::directory::Directory;
 use files::held::LockedRunDir;
+use files::utc::unix_seconds as now;
 use rustix::fs::OFlags;
+use serde_json::Value;
 use std::ffi::OsString;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Prefix of a file's name, before the number. TensorBoard looks for names with `tfevents`.
 const BEFORE: &str = "events.out.tfevents.";
@@ -69,15 +72,17 @@ impl Events {
         self.file.write(&record(&scalars(now(), step, curves)));
     }
 
+    /// Appends the settings of the run, as a text and as hyperparameters, before the steps after
+    /// `step`.
+    pub(crate) fn settings(&mut self, step: u64, text: &str, config: &Value) {
+        self.file.write(&record(&settings::text(now(), step, "config", text)));
+        self.file.write(&record(&settings::hyperparameters(now(), config)));
+    }
+
     /// Syncs the file to the disk. A failure is a warning.
     pub(crate) fn sync(&mut self) {
         self.file.sync();
     }
-}
-
-/// Seconds since 1970.
-fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// Wire type of a protobuf field.

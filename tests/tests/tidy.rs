@@ -170,6 +170,7 @@ fn unsafe_outside_its_fence(name: &str, source: &str) -> Option<String> {
         "device/src/cpu/gemm/kernel.rs",
         "device/src/cpu/gemm/task.rs",
         "device/src/cuda/driver",
+        "device/src/cuda/libraries.rs",
         "device/src/cuda/nvrtc.rs",
         "device/src/cuda/blaslt.rs",
         "device/src/cuda/nccl.rs",

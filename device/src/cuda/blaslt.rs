@@ -2,20 +2,91 @@
 #![expect(unsafe_code, reason = "cuBLASLt's C interface")]
 
 use super::driver::Stream;
+use super::libraries::{LibraryFile, LoadedLibrary, library_functions, load};
 use crate::Dtype;
 use cudarc::cublaslt::sys::{self, cublasStatus_t, cudaDataType_t};
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::sync::OnceLock;
 
-/// Whether the library can be loaded.
-pub(super) fn is_present() -> bool {
-    // SAFETY: loads a library by name.
-    unsafe { sys::is_culib_present() }
+/// File names of the library, in the order of attempts.
+const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
+
+type RawHandle = sys::cublasLtHandle_t;
+type RawLayout = sys::cublasLtMatrixLayout_t;
+type RawDescription = sys::cublasLtMatmulDesc_t;
+type RawPreference = sys::cublasLtMatmulPreference_t;
+
+library_functions!(Functions {
+    cublasLtGetVersion: fn() -> usize;
+    cublasLtCreate: fn(*mut RawHandle) -> cublasStatus_t;
+    cublasLtDestroy: fn(RawHandle) -> cublasStatus_t;
+    cublasLtMatrixLayoutCreate: fn(*mut RawLayout, cudaDataType_t, u64, u64, i64) -> cublasStatus_t;
+    cublasLtMatrixLayoutDestroy: fn(RawLayout) -> cublasStatus_t;
+    cublasLtMatmulDescCreate:
+        fn(*mut RawDescription, sys::cublasComputeType_t, cudaDataType_t) -> cublasStatus_t;
+    cublasLtMatmulDescDestroy: fn(RawDescription) -> cublasStatus_t;
+    cublasLtMatmulDescSetAttribute: fn(
+        RawDescription,
+        sys::cublasLtMatmulDescAttributes_t,
+        *const c_void,
+        usize,
+    ) -> cublasStatus_t;
+    cublasLtMatmulPreferenceCreate: fn(*mut RawPreference) -> cublasStatus_t;
+    cublasLtMatmulPreferenceDestroy: fn(RawPreference) -> cublasStatus_t;
+    cublasLtMatmulPreferenceSetAttribute: fn(
+        RawPreference,
+        sys::cublasLtMatmulPreferenceAttributes_t,
+        *const c_void,
+        usize,
+    ) -> cublasStatus_t;
+    cublasLtMatmulAlgoGetHeuristic: fn(
+        RawHandle,
+        RawDescription,
+        RawLayout,
+        RawLayout,
+        RawLayout,
+        RawLayout,
+        RawPreference,
+        c_int,
+        *mut sys::cublasLtMatmulHeuristicResult_t,
+        *mut c_int,
+    ) -> cublasStatus_t;
+    cublasLtMatmul: fn(
+        RawHandle,
+        RawDescription,
+        *const c_void,
+        *const c_void,
+        RawLayout,
+        *const c_void,
+        RawLayout,
+        *const c_void,
+        *const c_void,
+        RawLayout,
+        *mut c_void,
+        RawLayout,
+        *const sys::cublasLtMatmulAlgo_t,
+        *mut c_void,
+        usize,
+        sys::cudaStream_t,
+    ) -> cublasStatus_t;
+});
+
+/// The library, loaded once, or the reason why it is missing.
+fn functions() -> Result<&'static Functions, String> {
+    static LOADED: OnceLock<Result<Functions, String>> = OnceLock::new();
+    let find = || Functions::of(load(&NAMES, c"cublasLtGetVersion")?);
+    LOADED.get_or_init(find).as_ref().map_err(Clone::clone)
 }
 
 /// The library's version, such as 120403 for 12.4.3.
-pub(super) fn version() -> usize {
+pub(super) fn version() -> Result<usize, String> {
     // SAFETY: the function has no arguments.
-    unsafe { sys::cublasLtGetVersion() }
+    functions().map(|functions| unsafe { (functions.cublasLtGetVersion)() })
+}
+
+/// The file of the library.
+pub(super) fn file() -> Result<LibraryFile, String> {
+    functions().map(|functions| functions.loaded.file.clone())
 }
 
 fn check(call: &str, status: cublasStatus_t) -> Result<(), String> {
@@ -27,9 +98,11 @@ fn check(call: &str, status: cublasStatus_t) -> Result<(), String> {
 
 macro_rules! call {
     ($f:ident ( $($arg:expr),* $(,)? )) => {
-        // SAFETY: the constructors of this file make the descriptors and `Drop` alone destroys
-        // them; attributes are read from locals of the given size.
-        check(stringify!($f), unsafe { sys::$f($($arg),*) })
+        functions().and_then(|functions| {
+            // SAFETY: the constructors of this file make the descriptors and `Drop` alone destroys
+            // them; attributes are read from locals of the given size.
+            check(stringify!($f), unsafe { (functions.$f)($($arg),*) })
+        })
     };
 }
 
@@ -246,9 +319,10 @@ impl Product {
             reserved: [0; 4],
         };
         let mut count = 0;
+        let functions = functions()?;
         // SAFETY: all arguments are alive, and the library writes one result.
         let status = unsafe {
-            sys::cublasLtMatmulAlgoGetHeuristic(
+            (functions.cublasLtMatmulAlgoGetHeuristic)(
                 handle.0,
                 description.0,
                 a.0,

@@ -9,8 +9,11 @@
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute, CUresult};
 use std::cell::Cell;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr, c_void};
 use std::fmt;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
 /// A failed driver call.
@@ -68,6 +71,36 @@ pub(super) use timed::TimedEvent;
 pub(super) fn is_present() -> bool {
     // SAFETY: loads a library by name.
     unsafe { sys::is_culib_present() }
+}
+
+/// The file of the driver's library, if it is loaded.
+pub(super) fn file() -> Option<PathBuf> {
+    if !is_present() {
+        return None;
+    }
+    // SAFETY: the library can be loaded.
+    let library = unsafe { sys::culib() };
+    // SAFETY: the type is that of an address, and nothing is called through it.
+    let found = unsafe { library.get::<*const c_void>(b"cuDriverGetVersion\0") };
+    path_of(*found.ok()?)
+}
+
+/// Path of the library that has a function at `address`.
+pub(super) fn path_of(address: *const c_void) -> Option<PathBuf> {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the out-pointer is to a local.
+    let known = unsafe { libc::dladdr(address, info.as_mut_ptr()) };
+    if known == 0 {
+        return None;
+    }
+    // SAFETY: zero is a valid value of every field, and the call above has set them.
+    let info = unsafe { info.assume_init() };
+    if info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the dynamic linker's text, which lives as long as the library.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(OsStr::from_bytes(name.to_bytes()).into())
 }
 
 /// Starts the driver, which reads its settings from environment variables. Later calls do nothing.

@@ -144,7 +144,7 @@ fn file(ordinal: usize, what: &str) -> Result<Option<PathBuf>, String> {
     let Some(folder) = cache_folder() else { return Ok(None) };
     let (name, sm) = (driver::device_name(ordinal)?, driver::device_sm(ordinal)?);
     let memory = driver::device_memory(ordinal)?;
-    let versions = (driver::version()?, nvrtc::version()?, blaslt::version());
+    let versions = (driver::version()?, nvrtc::version()?, blaslt::version()?);
     let (library, loading) = (nccl::version().ok(), std::env::var("CUDA_MODULE_LOADING").ok());
     let texts: Vec<String> = PROGRAMS.iter().map(Program::text).collect();
     let key = format!(

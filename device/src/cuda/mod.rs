@@ -14,6 +14,7 @@ mod gpu_overhead;
 mod history;
 mod host;
 mod launch;
+mod libraries;
 mod marks;
 mod memory;
 mod nccl;
@@ -28,10 +29,11 @@ mod watchdog;
 
 pub use gpu_overhead::{GpuMemory, GpuOverhead, STREAMS_PER_RANK, connected, look};
 pub use launch::{Program, WIDEST_HEAD};
+pub use libraries::LibraryFile;
 pub use memory::Peers;
 pub use memory::{page_tables, pinned_bytes};
 pub use open::{Collectives, CudaOptions, open};
-pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe};
+pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe, try_compiler};
 
 /// Items for tests that run the kernels on an emulator.
 #[doc(hidden)]

@@ -1,14 +1,12 @@
-//! NCCL as safe types. This file loads the library itself: cudarc does not look for `libnccl.so.2`,
-//! the only name that packages install, and does not expose the handle that a watchdog needs for an
-//! abort.
+//! NCCL as safe types. cudarc does not expose the handle that a watchdog needs for an abort.
 #![expect(unsafe_code, reason = "NCCL's C interface")]
 
 use super::driver::Stream;
 use super::launch::DeviceElements;
+use super::libraries::{LibraryFile, LoadedLibrary};
 use crate::op::CollectiveKind;
 use crate::{Dtype, Reduction};
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
-use libloading::Library;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -33,7 +31,7 @@ type Combine = unsafe extern "C" fn(
 ) -> Code;
 
 struct Functions {
-    _library: Library,
+    loaded: LoadedLibrary,
     get_version: unsafe extern "C" fn(*mut c_int) -> Code,
     get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Code,
     comm_init_rank: unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> Code,
@@ -69,31 +67,26 @@ fn functions() -> Result<&'static Functions, &'static str> {
 }
 
 fn load() -> Result<Functions, String> {
-    let open = |name: &&str| {
-        // SAFETY: NCCL's initialisers do nothing unusual.
-        unsafe { Library::new(*name) }.ok()
-    };
-    let library = NAMES.iter().find_map(open).ok_or_else(|| format!("none of {NAMES:?} found"))?;
+    let library = super::libraries::load(&NAMES, c"ncclGetVersion")?;
     macro_rules! symbol {
         ($name:literal) => {{
             // SAFETY: the field has the type of NCCL's header.
-            let found = unsafe { library.get(concat!($name, "\0").as_bytes()) };
-            *found.map_err(|e| format!("{}: {e}", $name))?
+            unsafe { library.function($name) }?
         }};
     }
     Ok(Functions {
-        get_version: symbol!("ncclGetVersion"),
-        get_unique_id: symbol!("ncclGetUniqueId"),
-        comm_init_rank: symbol!("ncclCommInitRank"),
-        comm_abort: symbol!("ncclCommAbort"),
-        comm_destroy: symbol!("ncclCommDestroy"),
-        comm_get_async_error: symbol!("ncclCommGetAsyncError"),
-        get_error_string: symbol!("ncclGetErrorString"),
-        all_reduce: symbol!("ncclAllReduce"),
-        reduce_scatter: symbol!("ncclReduceScatter"),
-        all_gather: symbol!("ncclAllGather"),
-        broadcast: symbol!("ncclBroadcast"),
-        _library: library,
+        get_version: symbol!(c"ncclGetVersion"),
+        get_unique_id: symbol!(c"ncclGetUniqueId"),
+        comm_init_rank: symbol!(c"ncclCommInitRank"),
+        comm_abort: symbol!(c"ncclCommAbort"),
+        comm_destroy: symbol!(c"ncclCommDestroy"),
+        comm_get_async_error: symbol!(c"ncclCommGetAsyncError"),
+        get_error_string: symbol!(c"ncclGetErrorString"),
+        all_reduce: symbol!(c"ncclAllReduce"),
+        reduce_scatter: symbol!(c"ncclReduceScatter"),
+        all_gather: symbol!(c"ncclAllGather"),
+        broadcast: symbol!(c"ncclBroadcast"),
+        loaded: library,
     })
 }
 
@@ -128,6 +121,11 @@ pub(super) fn version() -> Result<i32, String> {
     let mut version = 0;
     call!(get_version(&raw mut version))?;
     Ok(version)
+}
+
+/// The file of the library.
+pub(super) fn file() -> Result<LibraryFile, String> {
+    Ok(functions().map(|functions| functions.loaded.file.clone())?)
 }
 
 /// The id that the ranks of a group share to find each other.

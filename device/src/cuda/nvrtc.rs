@@ -1,24 +1,66 @@
 //! NVRTC as safe functions: they compile CUDA C to a cubin for one architecture.
 #![expect(unsafe_code, reason = "NVRTC's C interface")]
 
-use cudarc::nvrtc::sys::{self, nvrtcResult};
-use std::ffi::CString;
+use super::libraries::{LibraryFile, LoadedLibrary, library_functions, load, load_beforehand};
+use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
+use std::ffi::{CString, c_char, c_int};
+use std::path::PathBuf;
+use std::sync::OnceLock;
 
-/// Whether the library can be loaded.
-pub(super) fn is_present() -> bool {
-    // SAFETY: loads a library by name.
-    unsafe { sys::is_culib_present() }
+/// File names of the library, in the order of attempts.
+const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+
+type Texts = *const *const c_char;
+
+library_functions!(Functions {
+    nvrtcVersion: fn(*mut c_int, *mut c_int) -> nvrtcResult;
+    nvrtcGetNumSupportedArchs: fn(*mut c_int) -> nvrtcResult;
+    nvrtcGetSupportedArchs: fn(*mut c_int) -> nvrtcResult;
+    nvrtcCreateProgram:
+        fn(*mut nvrtcProgram, *const c_char, *const c_char, c_int, Texts, Texts) -> nvrtcResult;
+    nvrtcDestroyProgram: fn(*mut nvrtcProgram) -> nvrtcResult;
+    nvrtcCompileProgram: fn(nvrtcProgram, c_int, Texts) -> nvrtcResult;
+    nvrtcGetProgramLogSize: fn(nvrtcProgram, *mut usize) -> nvrtcResult;
+    nvrtcGetProgramLog: fn(nvrtcProgram, *mut c_char) -> nvrtcResult;
+    nvrtcGetCUBINSize: fn(nvrtcProgram, *mut usize) -> nvrtcResult;
+    nvrtcGetCUBIN: fn(nvrtcProgram, *mut c_char) -> nvrtcResult;
+});
+
+/// The library, loaded once, or the reason why it is missing.
+fn functions() -> Result<&'static Functions, String> {
+    static LOADED: OnceLock<Result<Functions, String>> = OnceLock::new();
+    let find = || Functions::of(load(&NAMES, c"nvrtcVersion")?);
+    LOADED.get_or_init(find).as_ref().map_err(Clone::clone)
 }
 
 macro_rules! call {
     ($f:ident ( $($arg:expr),* $(,)? )) => {
-        // SAFETY: the program is alive; out-pointers are to locals or buffers of sufficient length.
-        check(stringify!($f), unsafe { sys::$f($($arg),*) })
+        functions().and_then(|functions| {
+            // SAFETY: the program is alive; out-pointers are to locals or buffers of sufficient
+            // length.
+            check(stringify!($f), unsafe { (functions.$f)($($arg),*) })
+        })
     };
 }
 
 fn check(call: &str, code: nvrtcResult) -> Result<(), String> {
     if code == nvrtcResult::NVRTC_SUCCESS { Ok(()) } else { Err(format!("{call}: {code:?}")) }
+}
+
+/// The file of the library.
+pub(super) fn file() -> Result<LibraryFile, String> {
+    functions().map(|functions| functions.loaded.file.clone())
+}
+
+/// The file of the compiler's built-in functions next to the library, loaded once. NVRTC opens it
+/// by its bare name, and the dynamic linker looks for that name in no wheel. `None`: the folder
+/// does not have it, and NVRTC finds it or says that it is missing.
+pub(super) fn builtins() -> Result<Option<PathBuf>, String> {
+    static LOADED: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let (major, minor) = version()?;
+    let path = file()?.path.with_file_name(format!("libnvrtc-builtins.so.{major}.{minor}"));
+    let load = || (path.exists() && load_beforehand(&path)).then_some(path);
+    Ok(LOADED.get_or_init(load).clone())
 }
 
 /// The library's version (major, minor).
@@ -39,7 +81,7 @@ pub(super) fn architectures() -> Result<Vec<u32>, String> {
 }
 
 /// A program. Drop destroys it.
-struct Program(sys::nvrtcProgram);
+struct Program(nvrtcProgram);
 
 impl Drop for Program {
     fn drop(&mut self) {
@@ -62,6 +104,7 @@ impl Program {
 /// # Errors
 /// The compiler's message.
 pub(super) fn compile(name: &str, source: &str, options: &[String]) -> Result<Vec<u8>, String> {
+    builtins()?;
     let text = |s: &str| CString::new(s).map_err(|_| format!("{name} holds a zero byte"));
     let (c_name, c_source) = (text(name)?, text(source)?);
     let options = options.iter().map(|o| text(o)).collect::<Result<Vec<_>, _>>()?;

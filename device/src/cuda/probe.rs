@@ -1,9 +1,11 @@
 //! Finds the parts of CUDA on this machine. It runs before other code uses CUDA, and never panics.
 
 use super::driver::{self, Context};
+use super::libraries::LibraryFile;
 use super::{blaslt, nccl, nvrtc};
 use crate::threads::panics;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use topology::PciAddress;
 
 /// Oldest driver whose streams can wait for a word of host memory without a module parameter.
@@ -33,6 +35,10 @@ pub struct LibraryInfo {
     pub name: &'static str,
     /// The library's version if it was found, otherwise the names that were tried.
     pub version: Result<String, String>,
+    /// The file of the library, if it was found.
+    pub file: Option<LibraryFile>,
+    /// Other files that onebox loads for the library.
+    pub parts: Vec<PathBuf>,
     /// Whether training on GPUs needs the library.
     pub required: bool,
 }
@@ -42,6 +48,8 @@ pub struct LibraryInfo {
 pub struct Probe {
     /// CUDA version of the driver, such as 12.4, or the reason why the driver does not work.
     pub driver: Result<String, String>,
+    /// The file of the driver's library, if it was found.
+    pub driver_file: Option<PathBuf>,
     /// GPUs in the driver's order, which `CUDA_VISIBLE_DEVICES` changes.
     pub gpus: Vec<GpuInfo>,
     /// NVRTC, cuBLASLt, NCCL.
@@ -171,15 +179,37 @@ pub fn probe() -> Probe {
         Ok((version, gpus)) => (Ok(version), gpus),
         Err(why) => (Err(why), Vec::new()),
     };
-    let library =
-        |name, required, version: Result<String, String>| LibraryInfo { name, version, required };
+    let library = |name, required, version: Result<String, String>, file: fn() -> FoundFile| {
+        let file = version.is_ok().then(|| guarded(file).ok()).flatten();
+        LibraryInfo { name, version, file, parts: Vec::new(), required }
+    };
+    let mut compiler = library(NVRTC, true, guarded(nvrtc_version), nvrtc::file);
+    let mut architectures = None;
+    if compiler.version.is_ok() {
+        compiler.parts = guarded(nvrtc::builtins).ok().flatten().into_iter().collect();
+        architectures = guarded(nvrtc::architectures).ok();
+    }
     let libraries = vec![
-        library(NVRTC, true, guarded(nvrtc_version)),
-        library("cuBLASLt", true, guarded(blaslt_version)),
-        library(NCCL, false, guarded(nccl_version)),
+        compiler,
+        library("cuBLASLt", true, guarded(blaslt_version), blaslt::file),
+        library(NCCL, false, guarded(nccl_version), nccl::file),
     ];
-    let architectures = nvrtc::is_present().then(|| guarded(nvrtc::architectures).ok()).flatten();
-    Probe { driver, gpus, libraries, architectures }
+    Probe { driver, driver_file: driver::file(), gpus, libraries, architectures }
+}
+
+type FoundFile = Result<LibraryFile, String>;
+
+/// Compiles an empty kernel for the newest GPU, or without a GPU for the newest architecture that
+/// NVRTC knows. NVRTC looks for its built-in functions only now.
+///
+/// # Errors
+/// The message of NVRTC.
+pub fn try_compiler(probe: &Probe) -> Result<(), String> {
+    let known = probe.architectures.iter().flatten().copied();
+    let sm = probe.gpus.iter().map(|gpu| gpu.sm).max().or_else(|| known.max());
+    let options = [format!("--gpu-architecture=sm_{}", sm.unwrap_or(TURING))];
+    let source = "extern \"C\" __global__ void nothing() {}";
+    guarded(|| nvrtc::compile("nothing.cu", source, &options).map(drop))
 }
 
 /// Free bytes of a GPU after the creation of a context, which also needs memory.
@@ -199,13 +229,11 @@ pub(super) fn guarded<T>(ask: impl FnOnce() -> Result<T, String>) -> Result<T, S
         .unwrap_or_else(|_| Err("a library lacks a function that is needed: it is too old".into()))
 }
 
-fn looked_for(names: &[String]) -> String {
-    format!("none of {} found (LD_LIBRARY_PATH and the system's folders)", names.join(", "))
-}
-
 fn driver_version() -> Result<String, String> {
     if !driver::is_present() {
-        return Err(format!("no NVIDIA driver: {}", looked_for(&["libcuda.so.1".into()])));
+        return Err(
+            "no NVIDIA driver: libcuda.so.1 is neither in LD_LIBRARY_PATH nor in the system".into(),
+        );
     }
     driver::init()?;
     let version = driver::version()?;
@@ -230,28 +258,16 @@ fn gpus() -> Result<Vec<GpuInfo>, String> {
     (0..driver::device_count()?).map(one).collect()
 }
 
-/// The file names under which cudarc looks for a library.
-fn names(library: &str) -> Vec<String> {
-    ["", ".13", ".12", ".11"].iter().map(|end| format!("lib{library}.so{end}")).collect()
-}
-
 fn nvrtc_version() -> Result<String, String> {
-    if !nvrtc::is_present() {
-        return Err(looked_for(&names("nvrtc")));
-    }
     nvrtc::version().map(|(major, minor)| format!("{major}.{minor}"))
 }
 
 fn blaslt_version() -> Result<String, String> {
-    if !blaslt::is_present() {
-        return Err(looked_for(&names("cublasLt")));
-    }
-    Ok(dotted(blaslt::version()))
+    blaslt::version().map(dotted)
 }
 
 fn nccl_version() -> Result<String, String> {
-    let version = nccl::version().map_err(|_| looked_for(&nccl::NAMES.map(str::to_owned)))?;
-    Ok(dotted(version as usize))
+    nccl::version().map(|version| dotted(version as usize))
 }
 
 /// A version number as text, such as `2.24.3` for 22403.

@@ -37,14 +37,24 @@ pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
-/// Makes room for `bytes` in `folder`. Removes the oldest checkpoints before step `newest` until
-/// enough is free. If the last save found the disk `full`, it removes at least one.
+/// Checkpoints that must stay on the disk.
+#[derive(Clone, Copy, Debug)]
+pub struct NeededCheckpoints<'a> {
+    /// Step of the newest complete one.
+    pub newest: u64,
+    /// Steps of older checkpoints that are the best of the run.
+    pub older: &'a [u64],
+}
+
+/// Makes room for `bytes` in `folder`. Removes the oldest checkpoints before the newest until
+/// enough is free, and none that is `needed`. If the last save found the disk `full`, it removes at
+/// least one.
 ///
 /// # Errors
 /// Too little is free and no checkpoint may be removed, or the removal fails.
 pub fn make_room(
     folder: &Directory,
-    newest: Option<u64>,
+    needed: Option<NeededCheckpoints<'_>>,
     mut full: bool,
     bytes: u64,
     free: &dyn Fn(&Directory) -> io::Result<u64>,
@@ -54,8 +64,10 @@ pub fn make_room(
         if fits.is_ok() && !full {
             return Ok(());
         }
-        let spare = newest.map_or(Ok(None), |newest| spare(folder, newest))?;
-        let (Some(spare), Some(newest)) = (spare, newest) else { return fits };
+        let spare = needed.map_or(Ok(None), |needed| spare(folder, needed))?;
+        let (Some(spare), Some(NeededCheckpoints { newest, .. })) = (spare, needed) else {
+            return fits;
+        };
         let shown = folder.path().shown();
         tracing::warn!(
             "{shown}: no room for another checkpoint: that of step {spare} is removed before the next is written; that \
@@ -66,10 +78,13 @@ pub fn make_room(
     }
 }
 
-/// The oldest checkpoint before step `newest`; the one of `newest` is complete and stays.
-fn spare(folder: &Directory, newest: u64) -> io::Result<Option<u64>> {
-    let oldest = entries(folder, &[""])?.into_iter().next();
-    Ok(oldest.map(|(step, _)| step).filter(|step| *step < newest))
+/// The oldest checkpoint before the newest that is not needed.
+fn spare(
+    folder: &Directory,
+    NeededCheckpoints { newest, older }: NeededCheckpoints<'_>,
+) -> io::Result<Option<u64>> {
+    let mut steps = entries(folder, &[""])?.into_iter().map(|(step, _)| step);
+    Ok(steps.find(|step| *step < newest && !older.contains(step)))
 }
 
 #[cfg(test)]
@@ -95,19 +110,33 @@ mod tests {
         entries(folder, &[""]).unwrap().into_iter().map(|(step, _)| step).collect()
     }
 
+    fn only(newest: u64) -> Option<NeededCheckpoints<'static>> {
+        Some(NeededCheckpoints { newest, older: &[] })
+    }
+
+    #[test]
+    fn the_best_stays_though_it_is_the_oldest() {
+        let ((folder, _kept), free) = on_disk(450, &[2, 4, 6]);
+        let needed = Some(NeededCheckpoints { newest: 6, older: &[2] });
+        make_room(&folder, needed, false, 160, &free).unwrap();
+        assert_eq!(left(&folder), [2, 6]);
+        assert!(is_full(&make_room(&folder, needed, false, 260, &free).unwrap_err()));
+        assert_eq!(left(&folder), [2, 6]);
+    }
+
     #[test]
     fn where_all_that_are_kept_and_one_more_find_room_none_goes() {
         let ((folder, _kept), free) = on_disk(310, &[2, 4]);
-        make_room(&folder, Some(4), false, 110, &free).unwrap();
+        make_room(&folder, only(4), false, 110, &free).unwrap();
         assert_eq!(left(&folder), [2, 4]);
     }
 
     #[test]
     fn where_they_do_not_the_oldest_go_first_and_the_newest_never() {
         let ((folder, _kept), free) = on_disk(350, &[2, 4, 6]);
-        make_room(&folder, Some(6), false, 110, &free).unwrap();
+        make_room(&folder, only(6), false, 110, &free).unwrap();
         assert_eq!(left(&folder), [4, 6]);
-        let why = make_room(&folder, Some(6), false, 260, &free).unwrap_err();
+        let why = make_room(&folder, only(6), false, 260, &free).unwrap_err();
         assert!(why.to_string().contains("no space") && is_full(&why), "{why}");
         assert_eq!(left(&folder), [6]);
         // No checkpoint is known to be complete: a new run in a folder of another run.
@@ -119,7 +148,7 @@ mod tests {
     fn a_disk_that_was_full_though_it_said_otherwise_loses_one_each_time() {
         let ((folder, _kept), free) = on_disk(9000, &[2, 4, 6]);
         for expected in [&[4, 6][..], &[6], &[6]] {
-            make_room(&folder, Some(6), true, 110, &free).unwrap();
+            make_room(&folder, only(6), true, 110, &free).unwrap();
             assert_eq!(left(&folder), expected);
         }
     }

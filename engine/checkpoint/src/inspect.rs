@@ -1,11 +1,12 @@
 //! Listing, verification and comparison for `onebox checkpoint`; training does not use them.
 
+use super::evaluations::Evaluation;
 use super::manifest::{FileEntry, MANIFEST, Manifest, STATES, TensorEntry};
 use super::read::{check_files, opened};
 use super::{Checkpoint, CheckpointError, Summary, TensorState, file_name, newest, unreadable};
 use files::directory::Directory;
 use files::foreign_text::foreign;
-use files::names::{CHECKPOINTS, entries, step_of};
+use files::names::{CHECKPOINTS, checkpoint_name, entries, step_of};
 use serde_json::{Value, json};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -75,6 +76,87 @@ pub fn open_newest(path: &Path) -> Result<(Checkpoint, Vec<CheckpointError>), Ch
     }
 }
 
+/// A choice among the checkpoints of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointChoice {
+    /// The best checkpoint that the run has kept, or else the newest.
+    Best,
+    /// The newest checkpoint.
+    Newest,
+    /// The checkpoint of a step.
+    Step(u64),
+}
+
+/// Why a checkpoint was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChoiceReason {
+    /// It has the least validation loss of those that the run has saved.
+    Best(Evaluation),
+    /// It is the newest complete one.
+    Newest,
+    /// The user has named it.
+    Named,
+}
+
+/// An opened checkpoint, the reason for it, and faults of newer checkpoints.
+#[derive(Debug)]
+pub struct ChosenCheckpoint {
+    /// The checkpoint, all bytes checked.
+    pub checkpoint: Checkpoint,
+    /// Why it was chosen.
+    pub reason: ChoiceReason,
+    /// Faults of newer checkpoints.
+    pub broken: Vec<CheckpointError>,
+}
+
+/// Opens the checkpoint that `choice` means among those that `path` names.
+///
+/// # Errors
+/// The checkpoint cannot be used, or does not exist.
+pub fn open_chosen(
+    path: &Path,
+    choice: CheckpointChoice,
+) -> Result<ChosenCheckpoint, CheckpointError> {
+    let all = checkpoints_of(path)?;
+    let is_one = matches!(&all[..], [one] if one == path);
+    let (best, mut faults) = match choice {
+        CheckpointChoice::Best if !is_one => best_of(&all)?,
+        _ => (None, Vec::new()),
+    };
+    let step = match (choice, best) {
+        (CheckpointChoice::Step(step), _) if !is_one => Some((step, ChoiceReason::Named)),
+        (_, Some(best)) => Some((best.step, ChoiceReason::Best(best))),
+        _ => None,
+    };
+    let Some((step, reason)) = step else {
+        let (checkpoint, broken) = open_newest(path)?;
+        let reason = if is_one { ChoiceReason::Named } else { ChoiceReason::Newest };
+        return Ok(ChosenCheckpoint { checkpoint, reason, broken });
+    };
+    let folder = all.last().and_then(|newest| newest.parent()).unwrap_or(path);
+    let checkpoint = Checkpoint::open(&folder.join(checkpoint_name(step)), step)?;
+    faults.retain(|_| reason != ChoiceReason::Named);
+    Ok(ChosenCheckpoint { checkpoint, reason, broken: faults })
+}
+
+/// The best checkpoint by the newest of `all` whose manifest is intact, and faults of newer ones.
+///
+/// # Errors
+/// The system cannot read a manifest, which may still be intact.
+pub fn best_of(
+    all: &[PathBuf],
+) -> Result<(Option<Evaluation>, Vec<CheckpointError>), CheckpointError> {
+    let mut faults = Vec::new();
+    for path in all.iter().rev() {
+        match Summary::read(path) {
+            Ok(summary) => return Ok((summary.best(), faults)),
+            Err(error) if error.is_of_the_system() => return Err(error),
+            Err(error) => faults.push(error),
+        }
+    }
+    Ok((None, faults))
+}
+
 /// The step in a folder's name; a copy of a checkpoint may have any other name.
 fn step_in_name(path: &Path) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
@@ -98,6 +180,11 @@ impl Summary {
     /// As for [`Checkpoint::open`], but only for the manifest.
     pub fn read(path: &Path) -> Result<Self, CheckpointError> {
         Self::within(&opened(path)?, step_in_name(path))
+    }
+
+    /// The best checkpoint of the run up to this one, if the run keeps it.
+    pub fn best(&self) -> Option<Evaluation> {
+        self.manifest.evaluations.and_then(|seen| seen.best())
     }
 
     /// Bytes of all files except the manifest.
@@ -131,12 +218,23 @@ impl Summary {
         let Manifest { step, tokens, onebox, format, control, data, config, files, .. } =
             &self.manifest;
         let tensor = |t: &TensorEntry| json!({ "name": t.name, "shape": t.shape, "elements": t.num_elements(), "files": t.files() });
-        json!({
+        let evaluation = |seen: Evaluation| json!({ "step": seen.step, "loss": seen.loss() });
+        let evaluations = self.manifest.evaluations.map(|seen| {
+            json!({
+                "best": seen.best().map(evaluation), "least": seen.least().map(evaluation),
+                "without_improvement": seen.without_improvement(),
+            })
+        });
+        let mut json = json!({
             "path": self.path, "step": step, "tokens": tokens, "format": format, "onebox": onebox,
             "bytes": self.bytes(), "control": control, "data": data, "config": config,
             "files": files.iter().enumerate().map(file).collect::<Vec<_>>(),
             "tensors": self.tensors().iter().map(tensor).collect::<Vec<_>>(),
-        })
+        });
+        if let Some(evaluations) = evaluations {
+            json["evaluations"] = evaluations;
+        }
+        json
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod compare;
 pub mod disk_space;
+pub mod evaluations;
 pub mod folder;
 pub mod header;
 pub mod hugging_face;

@@ -3,6 +3,7 @@
 
 use super::header::is_name;
 use super::span::{Span, cover};
+use crate::evaluations::EvaluationHistory;
 use crate::rollback::RollbackHistory;
 use config::{Config, Precision};
 use data::{Dataset, Identity};
@@ -75,6 +76,9 @@ pub struct Manifest {
     /// Number of steps skipped in a row, up to and including this step.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped_in_a_row: u64,
+    /// The evaluations up to this step, if the run compares them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluations: Option<EvaluationHistory>,
     /// The part of the control block that is not a function of the step.
     pub control: Control,
     /// Identity of the training data.
@@ -252,6 +256,7 @@ impl Manifest {
             tokens: 0,
             rollback_history: RollbackHistory::default(),
             skipped_in_a_row: 0,
+            evaluations: None,
             control: Control::of(
                 &[0.0; control::WORDS],
                 config.precision == Precision::Fp16,
@@ -309,6 +314,7 @@ impl Manifest {
         if !(scale.is_finite() && scale > 0.0) {
             return Err(format!("its loss scale is {scale}"));
         }
+        self.evaluations.map_or(Ok(()), |evaluations| evaluations.check(self.step))?;
         let mut seen = std::collections::BTreeSet::new();
         for tensor in &self.tensors {
             let name = foreign(&tensor.name);

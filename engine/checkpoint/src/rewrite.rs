@@ -97,24 +97,53 @@ impl Drop for SealedCheckpoint {
     }
 }
 
-/// Writes `from` as the ranks of `config` would, into `folder`, and compares every bit afterwards.
+/// Writes each checkpoint of `all` as the ranks of `config` would, into `folder`, and compares every
+/// bit afterwards. A best checkpoint that is not among them is forgotten.
 ///
 /// # Errors
 /// [`RewriteError`]; then no file or folder with the name of a checkpoint is left.
 pub fn reshard(
+    all: &[&Checkpoint],
+    config: &Config,
+    built: &RankLayout,
+    folder: &RunFolder,
+) -> Result<Vec<SealedCheckpoint>, RewriteError> {
+    let steps: Vec<u64> = all.iter().map(|from| from.step()).collect();
+    let mut sealed = Vec::new();
+    for from in all {
+        let begin = if sealed.is_empty() { Placement::Alone } else { Placement::Beside };
+        sealed.push(reshard_one(from, config, built, folder, begin, &steps)?);
+    }
+    Ok(sealed)
+}
+
+/// Whether a checkpoint is the first that a command writes, or stands next to unfinished checkpoints.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Placement {
+    Alone,
+    Beside,
+}
+
+fn reshard_one(
     from: &Checkpoint,
     config: &Config,
     built: &RankLayout,
     folder: &RunFolder,
+    placement: Placement,
+    steps: &[u64],
 ) -> Result<SealedCheckpoint, RewriteError> {
     from.check_model(&built.decoder)?;
     let mut manifest = from.manifest().clone();
+    manifest.evaluations = manifest.evaluations.map(|seen| {
+        let best = seen.best().filter(|best| steps.contains(&best.step));
+        seen.with_best(best)
+    });
     manifest.config = config.to_ron();
     manifest.onebox = env!("CARGO_PKG_VERSION").into();
     let reader = from.reader();
     let values = |which, wanted, out: &mut [f32]| Ok(reader.read(which, wanted, out)?);
     let source = TensorSource { begin: &|_| Ok(()), values: &values };
-    let sealed = write(manifest, built, folder, source)?;
+    let sealed = write(manifest, built, folder, source, placement)?;
     let written = Checkpoint::within(sealed.growing.directory(), from.step())?;
     let mut unequal = None;
     distances(from, &written, &mut |d| {
@@ -152,7 +181,8 @@ pub fn start(
             Ok(())
         }
     };
-    let sealed = write(manifest, built, folder, TensorSource { values: &values, ..parameters })?;
+    let source = TensorSource { values: &values, ..parameters };
+    let sealed = write(manifest, built, folder, source, Placement::Alone)?;
     Checkpoint::within(sealed.growing.directory(), 0)?;
     Ok(sealed)
 }
@@ -163,13 +193,17 @@ fn write(
     built: &RankLayout,
     folder: &RunFolder,
     source: TensorSource<'_>,
+    placement: Placement,
 ) -> Result<SealedCheckpoint, RewriteError> {
     manifest.tensors = tensors(&built.decoder);
     manifest.files = Vec::new();
     let states: usize =
         manifest.tensors.iter().map(|t| 4 * manifest.states().len() * t.num_elements()).sum();
     let make_room = |folder: &Directory| room(folder, checkpoint_bytes(states as u64));
-    let begin = |within| UnfinishedCheckpoint::begin(within, manifest.step, make_room);
+    let begin = |within| match placement {
+        Placement::Alone => UnfinishedCheckpoint::begin(within, manifest.step, make_room),
+        Placement::Beside => UnfinishedCheckpoint::begin_beside(within, manifest.step, make_room),
+    };
     let growing = folder.make().and_then(begin).map_err(failed(&folder.path()))?;
     let sealed = SealedCheckpoint { folder: folder.clone(), growing };
     let files = write_files(&manifest, built, sealed.growing.directory(), source)?;

@@ -63,6 +63,15 @@ impl UnfinishedCheckpoint {
         make_room: impl FnOnce(&Directory) -> io::Result<()>,
     ) -> io::Result<Self> {
         of(folder.path(), clean(&folder))?;
+        Self::begin_beside(folder, step, make_room)
+    }
+
+    /// Creates the checkpoint of `step` beside other unfinished ones of the same command.
+    pub(crate) fn begin_beside(
+        folder: Arc<Directory>,
+        step: u64,
+        make_room: impl FnOnce(&Directory) -> io::Result<()>,
+    ) -> io::Result<Self> {
         of(folder.path(), make_room(&folder))?;
         let unfinished = unfinished(step);
         of(&folder.called(&unfinished), folder.make(&unfinished))?;
@@ -89,10 +98,23 @@ impl UnfinishedCheckpoint {
     }
 
     /// Writes the manifest of the ranks' files, then gives the checkpoint its final name; both
-    /// durable.
-    pub fn publish(&self, manifest: Manifest, files: Vec<Option<RankRecord>>) -> io::Result<()> {
+    /// durable. `replaces`: the run has saved this step before, and this checkpoint takes the place
+    /// of the other at once.
+    pub fn publish(
+        &self,
+        manifest: Manifest,
+        files: Vec<Option<RankRecord>>,
+        replaces: bool,
+    ) -> io::Result<()> {
         seal(&self.unfinished, manifest, files)?;
-        self.name()
+        if !replaces || !self.folder.has(&checkpoint_name(self.step)) {
+            return self.name();
+        }
+        let swapped = self.folder.exchange(&unfinished(self.step), &checkpoint_name(self.step));
+        of(self.unfinished.path(), swapped)?;
+        of(self.folder.path(), self.folder.sync())?;
+        // The other checkpoint has the name of an unfinished one now.
+        self.remove()
     }
 
     /// Renames the directory to its final name and makes the rename durable.

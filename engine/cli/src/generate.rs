@@ -3,6 +3,7 @@
 //! tokens, so that each new token costs one row of every matmul.
 
 mod compute_device;
+mod generator;
 mod model;
 mod sampling;
 mod weights;
@@ -11,10 +12,12 @@ use checkpoint::Checkpoint;
 use checkpoint::hugging_face::FolderError;
 pub use compute_device::ComputeDevice;
 use config::{Config, Precision};
+use data::progress::{Progress, Silence};
 use data::{Decoder, Tokenizer};
 use device::cuda::WIDEST_HEAD;
 use device::random;
 use files::path_text::ShownPath;
+pub use generator::Generator;
 use layout::LocalMachine;
 use model::{Model, SampleTokens};
 pub use sampling::{Sampling, StopCondition};
@@ -44,7 +47,7 @@ pub enum GenerateError {
     )]
     NotFinite(f64),
     #[error(
-        "weights, keys and values take {}, and this machine has {} free: give fewer --tokens or prompts, or a smaller model",
+        "weights, keys and values take {}, and this machine has {} free: give fewer --tokens or prompts, a smaller --context, or a smaller model",
         format_bytes(*needed), format_bytes(*free)
     )]
     Memory { needed: u64, free: u64 },
@@ -92,6 +95,8 @@ pub struct ModelSource<'a> {
     pub machine: &'a LocalMachine,
     /// Type of weights, activations, keys and values. Sums are fp32.
     pub precision: Precision,
+    /// Receiver of the progress of reading the weights.
+    pub progress: &'a dyn Progress,
 }
 
 impl<'a> ModelSource<'a> {
@@ -107,6 +112,7 @@ impl<'a> ModelSource<'a> {
             device: ComputeDevice::Cores,
             machine,
             precision: Precision::Fp32,
+            progress: &Silence,
         }
     }
 }
@@ -196,9 +202,7 @@ pub fn generate(
     emit: &mut dyn FnMut(usize, Piece<'_>) -> bool,
 ) -> Result<(), GenerateError> {
     let tokenizer = from.tokenizer;
-    let bytes = config.data.format.is_bytes() && tokenizer.is_none();
-    // Larger numbers are no bytes, or no tokens.
-    let known = tokenizer.map_or(if bytes { 256 } else { usize::MAX }, Tokenizer::vocab);
+    let known = known_tokens(config, tokenizer);
     let text = |prompt: &String| -> Result<Text<'_>, GenerateError> {
         let tokens = tokens_of(config, tokenizer, prompt, sampling.special)?;
         let own = match tokenizer.filter(|_| sampling.special) {
@@ -209,9 +213,7 @@ pub fn generate(
             }
             None => tokens.clone(),
         };
-        let (prompt, tail) = (tokens.len(), sampling.stop.tail());
-        let written = TokenWriter::new(tokenizer, bytes);
-        Ok(Text { tokens, prompt, own, written, tail, over: false })
+        Ok(Text { own, ..Text::after(tokens, config, tokenizer, sampling) })
     };
     let mut texts: Vec<Text<'_>> = prompts.iter().map(text).collect::<Result<_, _>>()?;
     let longest = texts.iter().map(|text| text.tokens.len()).max().unwrap_or(0);
@@ -243,6 +245,29 @@ fn extend_texts(
             return Ok(false);
         }
     }
+    draw_tokens(model, texts, known, sampling, emit)
+}
+
+/// Whether the tokens of the model are bytes.
+const fn has_bytes(config: &Config, tokenizer: Option<&Tokenizer>) -> bool {
+    config.data.format.is_bytes() && tokenizer.is_none()
+}
+
+/// Number of tokens that may be drawn. Larger numbers are no bytes, or no tokens.
+fn known_tokens(config: &Config, tokenizer: Option<&Tokenizer>) -> usize {
+    let bytes = has_bytes(config, tokenizer);
+    tokenizer.map_or(if bytes { 256 } else { usize::MAX }, Tokenizer::vocab)
+}
+
+/// Draws the tokens of texts. The cache may hold a beginning of each text. Returns false if `emit`
+/// returns false.
+fn draw_tokens(
+    model: &mut Model,
+    texts: &mut [Text<'_>],
+    known: usize,
+    sampling: &Sampling,
+    emit: &mut dyn FnMut(usize, Piece<'_>) -> bool,
+) -> Result<bool, GenerateError> {
     for index in 0..sampling.tokens as u64 {
         let left: Vec<usize> = (0..texts.len()).filter(|i| !texts[*i].over).collect();
         if left.is_empty() {
@@ -264,7 +289,19 @@ fn extend_texts(
     Ok(left.all(|(i, text)| text.end(End::Length, &mut |piece| emit(i, piece))))
 }
 
-impl Text<'_> {
+impl<'a> Text<'a> {
+    /// A text after the tokens of its prompt.
+    fn after(
+        tokens: Vec<i32>,
+        config: &Config,
+        tokenizer: Option<&'a Tokenizer>,
+        sampling: &Sampling,
+    ) -> Self {
+        let written = TokenWriter::new(tokenizer, has_bytes(config, tokenizer));
+        let (prompt, tail) = (tokens.len(), sampling.stop.tail());
+        Self { tokens, prompt, own: Vec::new(), written, tail, over: false }
+    }
+
     /// Adds `token`, or ends the text. Returns false if `emit` returns false.
     fn take(
         &mut self,

@@ -18,7 +18,7 @@ enum Rule<'a> {
 }
 
 /// All rules between keys.
-const fn rules<'a>() -> [Rule<'a>; 39] {
+const fn rules<'a>() -> [Rule<'a>; 42] {
     use Rule::{Clashes, Computed};
     [
         Computed(Checks::heads_over_ranks),
@@ -55,11 +55,14 @@ const fn rules<'a>() -> [Rule<'a>; 39] {
         Computed(Checks::packing_of_another_format),
         Computed(Checks::truncate_of_windows),
         Computed(Checks::system_of_no_chats),
+        Computed(Checks::columns_of_no_chats),
+        Computed(Checks::targets_of_no_chats),
         Computed(Checks::control_tokens_of_no_rows),
         Computed(Checks::parameters),
         Computed(Checks::activations),
         Computed(Checks::tokens_of_run),
         Clashes(NOTHING_LEFT),
+        Clashes(EVALUATIONS),
     ]
 }
 
@@ -114,6 +117,37 @@ impl Clash {
         })
     }
 }
+
+/// Keys that compare evaluations, in a run without evaluations or without checkpoints.
+const EVALUATIONS: &[Clash] = &[
+    Clash {
+        has: |c| c.train.keep_best && c.train.eval_every == 0,
+        message: "the best checkpoint is that with the least validation loss, and nothing is evaluated between steps",
+        help: "set `train.eval_every`, for example to 100, or leave `train.keep_best` out",
+        values: &[
+            ("train.keep_best", "keeps the best"),
+            ("train.eval_every", "no evaluations between steps"),
+        ],
+    },
+    Clash {
+        has: |c| c.train.patience.is_some() && c.train.eval_every == 0,
+        message: "patience counts evaluations, and nothing is evaluated between steps",
+        help: "set `train.eval_every`, for example to 100, or leave `train.patience` out",
+        values: &[
+            ("train.patience", "counts evaluations"),
+            ("train.eval_every", "no evaluations between steps"),
+        ],
+    },
+    Clash {
+        has: |c| c.train.keep_best && !c.train.saves(),
+        message: "a run without checkpoints keeps no best checkpoint",
+        help: "set `train.checkpoint_every` or `train.checkpoint_overhead: 0.01`, or leave `train.keep_best` out",
+        values: &[
+            ("train.keep_best", "keeps the best"),
+            ("train.checkpoint_overhead", "no checkpoints"),
+        ],
+    },
+];
 
 const BLOCKING: (&str, &str) = ("offload.transfer", "as DeepSpeed in 2020");
 

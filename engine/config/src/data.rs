@@ -1,5 +1,6 @@
 //! Keys of the data: files, their format, and the samples.
 
+use super::columns::ChatColumns;
 use super::declare::{choice, section};
 use super::reading::{Entries, Interval, KeyDefault};
 use super::sources::Sources;
@@ -20,8 +21,9 @@ section! {
         /// Format of the data files. `Auto`: text; a file that seems to be something else is
         /// refused. `Bytes`: files of any kind. `U16`, `U32`: little-endian token files.
         /// `Megatron`: a `.bin` file with its `.idx` file, named by either file or by their common
-        /// part. `Jsonl`: JSON lines with a text in each. `Chat`: JSON lines with `messages`, or
-        /// `prompt` and `completion`, in each; only answers are targets.
+        /// part. `Jsonl`: JSON lines with a text in each. `Chat`: rows with `messages`, or `prompt`
+        /// and `completion`, or `instruction` and `output`; only answers are targets, unless
+        /// `data.targets` says otherwise.
         format: DataFormat = choice(KeyDefault::Default(DataFormat::Auto)), resume: Experiment;
         /// Path of a `tokenizer.json`, or of its folder, that makes tokens of text. None: a byte is
         /// a token; `Jsonl` and `Chat` need a tokenizer. With `data.format` `U16`, `U32` and
@@ -45,6 +47,16 @@ section! {
         /// many are; but `packing: Documents` divides it if the format is `Jsonl` or `Megatron`.
         /// Not allowed with `Windows`.
         truncate: bool = flag(KeyDefault::Default(false)), resume: Experiment;
+        /// Names of the columns of `data.format: Chat`, where they differ from the names of onebox:
+        /// `messages` (and `role` and `content` in a message), or `prompt` and `completion`, or
+        /// `instruction`, `input`, `output` and `history`; and `system` and `tools`. onebox refuses
+        /// a row without a column that this key names. None: each column has its name, or another
+        /// usual one.
+        columns: ChatColumns = columns(), resume: Experiment;
+        /// Tokens of `data.format: Chat` that the loss counts. `Answers`: what the assistant says.
+        /// `LastAnswer`: only the last answer of a chat. `All`: every token of the text. A message
+        /// with `train: false` or `weight: 0` never counts.
+        targets: ChatTargets = choice(KeyDefault::Default(ChatTargets::Answers)), resume: Experiment;
         /// System message that begins each chat without a system message, with `data.format: Chat`.
         /// Empty: no message.
         system: String = text(KeyDefault::Default(String::new()), |_| Ok(())), resume: Experiment;
@@ -89,7 +101,7 @@ choice! {
             /// Key of the text in each object of the JSON lines.
             text: String = text(KeyDefault::Default("text".into()), |_| Ok(()));
         },
-        /// JSON lines: each line is a chat, and only the assistant's answers are targets.
+        /// Rows that are chats or pairs of a question and an answer.
         Chat,
     }
 }
@@ -136,6 +148,19 @@ choice! {
         Documents,
         /// One document, then padding.
         None,
+    }
+}
+
+choice! {
+    /// Tokens of a chat that the loss counts.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    pub enum ChatTargets {
+        /// All answers of the assistant.
+        Answers,
+        /// The last answer of the assistant.
+        LastAnswer,
+        /// Every token of the text.
+        All,
     }
 }
 

@@ -4,7 +4,7 @@ use super::checks::Checks;
 use super::model_folder::tokenizer_remedy;
 use super::reading::Violation;
 use super::train::UNREAD_STEPS;
-use super::{ControlTokens, DataConfig, DataFormat, Packing, TrainConfig, in_line};
+use super::{ChatTargets, ControlTokens, DataConfig, DataFormat, Packing, TrainConfig, in_line};
 use topology::counted;
 
 impl Checks<'_> {
@@ -83,6 +83,35 @@ impl Checks<'_> {
                 ("data.system", "the first message of each chat".into()),
                 ("data.format", in_line(format)),
             ],
+        })
+    }
+
+    pub(super) fn columns_of_no_chats(&self) -> Option<Violation> {
+        let DataConfig { format, columns, .. } = &self.config.data;
+        (!columns.is_empty() && *format != DataFormat::Chat).then(|| Violation {
+            message: match format {
+                DataFormat::Jsonl { .. } => "rows of `Jsonl` have one column, which `data.format` names".into(),
+                _ => "these files have no columns".into(),
+            },
+            help: "leave `data.columns` out, or set `data.format` to `Chat`, or to `Jsonl(text: \"NAME\")` for texts".into(),
+            values: vec![
+                ("data.columns", "columns of chats".into()),
+                ("data.format", in_line(format)),
+            ],
+        })
+    }
+
+    pub(super) fn targets_of_no_chats(&self) -> Option<Violation> {
+        let DataConfig { format, targets, .. } = &self.config.data;
+        (*targets != ChatTargets::Answers && *format != DataFormat::Chat).then(|| Violation {
+            message: match format {
+                DataFormat::Megatron => {
+                    "tokens of prepared chats are made, with the targets that they had then".into()
+                }
+                _ => "only chats have answers; every token of other data is a target".into(),
+            },
+            help: "leave `data.targets` out, or set `data.format` to `Chat`".into(),
+            values: vec![("data.targets", in_line(targets)), ("data.format", in_line(format))],
         })
     }
 

@@ -10,6 +10,7 @@
 mod box_schema;
 pub mod bundled;
 mod checks;
+mod columns;
 mod data;
 mod data_rules;
 mod declare;
@@ -17,6 +18,7 @@ mod device;
 mod era;
 mod file;
 mod find_box;
+mod fine_tune;
 mod keys;
 mod limits;
 mod load;
@@ -41,6 +43,7 @@ mod streaming;
 pub mod tokenizers;
 mod train;
 pub mod transformers;
+mod unusual_rate;
 mod write;
 
 #[cfg(test)]
@@ -49,7 +52,8 @@ mod tests;
 pub use self::device::DeviceConfig;
 pub use box_schema::{BoxConfig, GpuConfig, HostConfig, MEASURED_OPS, MeasuredConfig};
 pub use checks::MachineRules;
-pub use data::{ControlTokens, DataConfig, DataFormat, DataOrder, Packing};
+pub use columns::ChatColumns;
+pub use data::{ChatTargets, ControlTokens, DataConfig, DataFormat, DataOrder, Packing};
 pub use era::Fact;
 pub use find_box::find_box;
 pub use keys::{box_keys, keys};

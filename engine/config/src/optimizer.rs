@@ -1,6 +1,7 @@
 //! Keys of the update rule, its learning rate and its loss scale.
 
 use super::declare::{choice, section};
+use super::fine_tune::FineTune;
 use super::reading::{Interval, KeyDefault};
 use super::{STEPS, TrainConfig};
 use serde::Serialize;
@@ -8,20 +9,27 @@ use serde::Serialize;
 section! {
     /// Keys of the update rule.
     #[derive(Clone, Debug, PartialEq, Serialize)]
-    pub struct OptimizerConfig, read(s) {
+    pub struct OptimizerConfig, read(s, tune: Option<FineTune>) {
         /// Optimizer. `AdamW`: Adam with decoupled weight decay (arXiv 1711.05101). `Sgd`: plain
         /// gradient descent with decoupled weight decay.
         kind: OptimizerKind = choice(KeyDefault::Default(OptimizerKind::AdamW)), resume: Experiment;
-        /// Peak learning rate.
-        lr: f32 = float(Interval::above(0.0, 10.0), KeyDefault::Default(6e-4)), resume: Experiment;
+        /// Peak learning rate. The default with pretrained weights is 2e-5, and 5e-5 for a model of
+        /// less than a billion parameters.
+        lr: f32 = float(
+            Interval::above(0.0, 10.0), KeyDefault::Default(6e-4).or_tuned(tune.map(|tune| tune.lr))
+        ), resume: Experiment;
         /// Decay of the first moment.
         beta1: f32 = float(Interval::below(0.0, 1.0), KeyDefault::Default(0.9)), resume: Experiment;
-        /// Decay of the second moment.
-        beta2: f32 = float(Interval::below(0.0, 1.0), KeyDefault::Default(0.95)), resume: Experiment;
+        /// Decay of the second moment. The default with pretrained weights is 0.999.
+        beta2: f32 = float(
+            Interval::below(0.0, 1.0), KeyDefault::Default(0.95).or_tuned(tune.map(|tune| tune.beta2))
+        ), resume: Experiment;
         /// Number that is added to the square root of the second moment.
         eps: f32 = float(Interval::above(0.0, 1.0), KeyDefault::Default(1e-8)), resume: Experiment;
-        /// Decoupled weight decay, on matrices only.
-        weight_decay: f32 = float(Interval::closed(0.0, 10.0), KeyDefault::Default(0.1)), resume: Experiment;
+        /// Decoupled weight decay, on matrices only. The default with pretrained weights is 0.
+        weight_decay: f32 = float(
+            Interval::closed(0.0, 10.0), KeyDefault::Default(0.1).or_tuned(tune.map(|tune| tune.weight_decay))
+        ), resume: Experiment;
         /// Global gradient norm above which gradients are scaled down. None: no clipping.
         clip: Option<f32> = float_or_none(Interval::above(0.0, 1e9), KeyDefault::Default(Some(1.0))), resume: Experiment;
     }
@@ -41,13 +49,21 @@ choice! {
 section! {
     /// Learning rate over the steps: a linear warm-up, then the curve of `kind`.
     #[derive(Clone, Debug, PartialEq, Serialize)]
-    pub struct ScheduleConfig, read(s, optimizer: &OptimizerConfig, train: &TrainConfig) {
-        /// Number of warm-up steps, in which the learning rate rises linearly from 0 to the peak.
-        /// At most `schedule.decay_steps`.
-        warmup_steps: u64 = uint(0..=STEPS, KeyDefault::Default(0)), resume: Experiment;
+    pub struct ScheduleConfig, read(s, optimizer: &OptimizerConfig, train: &TrainConfig, tune: Option<FineTune>) {
         /// Step at which the learning rate reaches its minimum. It may exceed `train.steps`.
         /// `Constant` and `InverseSqrt` do not use it.
         decay_steps: u64 = uint(1..=STEPS, KeyDefault::Derived(train.steps, "train.steps", &["train.steps"])), resume: Experiment;
+        /// Number of warm-up steps, in which the learning rate rises linearly from 0 to the peak.
+        /// At most `schedule.decay_steps`. The default with pretrained weights is 3 % of
+        /// `schedule.decay_steps`, rounded up.
+        warmup_steps: u64 = uint(0..=STEPS, match tune {
+            Some(tune) => KeyDefault::Derived(
+                tune.warmup_steps(decay_steps),
+                "3 % of decay_steps: default of pretrained weights",
+                &["model.from", "model.weights", "schedule.decay_steps"],
+            ),
+            None => KeyDefault::Default(0),
+        }), resume: Experiment;
 
         let until = (decay_steps - decay_steps / 10).max(warmup_steps);
         /// Curve of the learning rate after the warm-up. `Cosine` and `Linear` fall to

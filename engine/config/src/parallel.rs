@@ -1,6 +1,7 @@
 //! Keys that split the network and the samples of a step over the ranks.
 
 use super::declare::section;
+use super::fine_tune::FineTune;
 use super::reading::KeyDefault;
 use serde::Serialize;
 
@@ -34,14 +35,22 @@ const SAMPLES: u64 = 1 << 31;
 section! {
     /// Batch sizes in samples of `model.seq_len` tokens.
     #[derive(Clone, Debug, PartialEq, Serialize)]
-    pub struct BatchConfig, read(s, parallel: &ParallelConfig) {
+    pub struct BatchConfig, read(s, parallel: &ParallelConfig, tune: Option<FineTune>) {
         /// Number of samples that each replica of the model (`parallel.data`) computes in one pass:
         /// the micro-batch size.
         micro: usize = uint(1..=SAMPLES, KeyDefault::Default(1)), resume: Layout;
+
+        let pass = micro * parallel.data;
         /// Number of samples of an optimizer step over all replicas; a multiple of `batch.micro` x
-        /// `parallel.data`.
-        global: usize = uint(1..=SAMPLES, KeyDefault::Derived(
-            micro * parallel.data, "micro x data", &["batch.micro", "parallel.data"]
-        )), resume: Experiment;
+        /// `parallel.data`, which is the default. The default with pretrained weights is 8, or the
+        /// next multiple.
+        global: usize = uint(1..=SAMPLES, match tune {
+            Some(tune) => KeyDefault::Derived(
+                tune.samples(pass),
+                "8, or the next multiple of micro x data: default of pretrained weights",
+                &["model.from", "model.weights", "batch.micro", "parallel.data"],
+            ),
+            None => KeyDefault::Derived(pass, "micro x data", &["batch.micro", "parallel.data"]),
+        }), resume: Experiment;
     }
 }

@@ -2,7 +2,8 @@
 
 use super::file::LARGEST;
 use super::reading::{
-    Complaint, ConfigReader, ConfigSource, Node, NodeKind, Problem, SourceKind, tree,
+    Complaint, ConfigReader, ConfigSource, GivenValue, Node, NodeKind, Problem, SourceKind, answer,
+    translation, tree,
 };
 use std::path::{Path, PathBuf};
 
@@ -108,8 +109,14 @@ fn syntax_help(text: &str, error: &tree::SyntaxError) -> String {
     let here = text.get(error.place.start..).unwrap_or_default();
     if let Some(format) = other_format(text) {
         return format!(
-            "this looks like {format}, and a config is RON: `( model: (layers: 12, ...), train: (steps: 100) )`"
+            "this looks like {format}, and a config is RON: `( model: (layers: 12, ...), train: (steps: 100) )`{}",
+            translation(text)
         );
+    }
+    if let Some(answer) = dashed_key(text, error.place.start).and_then(|key| {
+        answer(key, GivenValue::default()).map(|answer| format!("`{key}`: {answer}"))
+    }) {
+        return answer;
     }
     let help = match first {
         None => "the file is empty: write `( model: ( ... ), train: ( ... ) )`",
@@ -132,6 +139,15 @@ fn syntax_help(text: &str, error: &tree::SyntaxError) -> String {
         _ => "a config looks like `( model: (layers: 12, ...), train: (steps: 100) )`",
     };
     help.into()
+}
+
+/// A word with dashes at this byte of a text, such as an option of another tool; no key has dashes.
+fn dashed_key(text: &str, at: usize) -> Option<&str> {
+    let of_word = |c: char| c == '-' || c == '_' || c.is_ascii_alphanumeric();
+    let (before, behind) = text.split_at_checked(at)?;
+    let start = before.rfind(|c| !of_word(c)).map_or(0, |end| end + 1);
+    let end = at + behind.find(|c| !of_word(c)).unwrap_or(behind.len());
+    text.get(start..end).filter(|word| word.contains('-'))
 }
 
 /// Name of another config format, recognized by the first line that is no comment.

@@ -2,8 +2,10 @@
 //! its place. This module knows no key of a config; `schema` has the keys.
 
 mod bytes;
+mod columns;
 mod fields;
 mod key;
+mod other_tools;
 mod reader;
 mod report;
 mod section;
@@ -26,10 +28,11 @@ pub(super) use source::{ConfigSource, SourceKind, Span};
 pub(super) use sources::Entries;
 pub(super) use suggest::nearest;
 pub(super) use tree::{Node, NodeKind};
-pub(super) use value::{Interval, Item, float_text, grouped, name_of, quoted};
+pub(super) use value::{Interval, Item, float_text, grouped, is_name, name_of, quoted};
 
 use fields::absolute;
+pub(super) use other_tools::{GivenValue, answer, translation};
 use reader::UnknownKey;
 use report::SHOWN;
-use suggest::{meant, ticked};
+use suggest::{meant, ticked, value_answer};
 use tree::{Field, join};

@@ -1,6 +1,7 @@
 //! Keys of a whole config.
 
 use super::declare::{choice, section};
+use super::fine_tune::FineTune;
 use super::reading::KeyDefault;
 use super::{
     BatchConfig, DataConfig, DeviceConfig, LossScaleConfig, ModelConfig, OffloadConfig,
@@ -39,14 +40,16 @@ section! {
         loss_scale: LossScaleConfig = section(LossScaleConfig::read);
         /// Where the optimizer is and when it runs (ZeRO-Offload).
         offload: OffloadConfig = section(OffloadConfig::read);
+
+        let tune = FineTune::of(s.reader, &model);
         /// Update rule of the optimizer.
-        optimizer: OptimizerConfig = section(OptimizerConfig::read);
+        optimizer: OptimizerConfig = section(|s| OptimizerConfig::read(s, tune));
         /// Length of the run, evaluations, checkpoints and seed.
         train: TrainConfig = section(|s| TrainConfig::read(s, loss_scale.hysteresis));
         /// Learning rate over the steps: a linear warm-up, then the curve of `schedule.kind`.
-        schedule: ScheduleConfig = section(|s| ScheduleConfig::read(s, &optimizer, &train));
+        schedule: ScheduleConfig = section(|s| ScheduleConfig::read(s, &optimizer, &train, tune));
         /// Batch sizes in samples of `model.seq_len` tokens.
-        batch: BatchConfig = section(|s| BatchConfig::read(s, &parallel));
+        batch: BatchConfig = section(|s| BatchConfig::read(s, &parallel, tune));
         /// Activations that the backward pass recomputes instead of keeping them (activation
         /// checkpointing). `None`: no activations. `Selective`: the outputs of norms and of the MLP's
         /// activation, which saves about a third of the activations and costs up to 5 % of the time.

@@ -30,6 +30,10 @@ section! {
         /// Largest number of global batches of each validation set in an evaluation. 0: no limit.
         /// None: 8 between steps, and 600 after the last step.
         eval_batches: Option<usize> = uint_or_none(0..=STEPS), resume: Harmless;
+        /// Number of evaluations in a row without a new least validation loss after which the run
+        /// ends, with its final checkpoint and weights. Needs `train.eval_every`. None: the run
+        /// ends after its last step.
+        patience: Option<usize> = uint_or_none(1..=STEPS), resume: Harmless;
         /// Whether the run also writes its curves into event files for TensorBoard, in the run's
         /// directory.
         tensorboard: bool = flag(KeyDefault::Default(false)), resume: Harmless;
@@ -57,6 +61,10 @@ section! {
         checkpoint_writer: CheckpointWriter = choice(KeyDefault::Default(CheckpointWriter::Auto)), resume: Harmless;
         /// Number of newest checkpoints to keep.
         checkpoint_keep: usize = uint(1..=1_000_000, KeyDefault::Default(2)), resume: Harmless;
+        /// Whether the run also keeps the checkpoint with the least validation loss. The run then
+        /// saves a checkpoint after each evaluation with a new least loss. `generate` and
+        /// `checkpoint export` use that checkpoint. Needs `train.eval_every` and checkpoints.
+        keep_best: bool = flag(KeyDefault::Default(false)), resume: Harmless;
         /// When the run writes its fp32 parameters to `weights.safetensors`. `Complete`: when the
         /// run ends, also by `train.stop_after_skipped`; at an interrupt only if no checkpoint
         /// holds the states. `Always`: also at every interrupt. `Never`: at no time.
@@ -103,6 +111,11 @@ impl TrainConfig {
         self.checkpoint_every > 0
             || self.checkpoint_minutes.is_some()
             || self.checkpoint_overhead.is_some()
+    }
+
+    /// Whether the run compares its evaluations: for the best checkpoint, or for its end.
+    pub const fn compares_evaluations(&self) -> bool {
+        self.keep_best || self.patience.is_some()
     }
 }
 

@@ -80,7 +80,7 @@ impl BadRows {
     pub(super) fn add(&mut self, at: RowLocation<'_>, why: &str) {
         self.bad += 1;
         self.name(at, why);
-        let place = self.place();
+        let place = at.unit.noun();
         let known = self.reasons.iter().position(|reason| reason.why == why);
         let number = known.unwrap_or(self.reasons.len());
         if known.is_none() {
@@ -119,9 +119,9 @@ impl BadRows {
         self.name(at, "it has fewer than 2 tokens");
     }
 
-    fn name(&self, RowLocation { file, number }: RowLocation<'_>, why: &str) {
+    fn name(&self, RowLocation { file, number, unit }: RowLocation<'_>, why: &str) {
         if self.all {
-            tracing::warn!("{} {} {number}: {why}", PathText(file), self.place());
+            tracing::warn!("{} {} {number}: {why}", PathText(file), unit.noun());
         }
     }
 
@@ -153,11 +153,6 @@ impl BadRows {
         if self.of_index { "document" } else { "row" }
     }
 
-    /// Word before the number of a row in messages.
-    const fn place(&self) -> &'static str {
-        if self.of_index { "document" } else { "line" }
-    }
-
     /// The plural noun for the rows.
     pub(super) fn nouns(&self) -> String {
         format!("{}s", self.noun())
@@ -176,16 +171,34 @@ struct Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { why, rows, first } = self;
-        let (place, others) = first.split_first().map_or(("", &[][..]), |(p, o)| (p.as_str(), o));
         // The list of a prepared part is untrusted and may contain any text.
-        let (place, why) = (foreign(place), ForeignText::new(why, LONGEST));
-        write!(f, "{place}: {why}")?;
-        let others: Vec<String> = others.iter().map(|place| foreign(place).to_string()).collect();
-        match (&others[..], rows.saturating_sub(first.len())) {
-            ([], _) => Ok(()),
-            (others, 0) => write!(f, ", also {}", others.join(", ")),
-            (others, more) => write!(f, ", also {} and {more} more", others.join(", ")),
+        let why = ForeignText::new(why, LONGEST);
+        // A place is a file, a noun and a number. Places in the same file share the first two.
+        let divided = |place: &str| match place.rsplit_once(' ') {
+            Some((of, number)) => (foreign(of).to_string(), foreign(number).to_string()),
+            None => (foreign(place).to_string(), String::new()),
+        };
+        let mut places = Vec::<(String, Vec<String>)>::new();
+        for (of, number) in first.iter().map(|place| divided(place)) {
+            match places.last_mut().filter(|(other, _)| *other == of) {
+                Some((_, numbers)) => numbers.push(number),
+                None => places.push((of, vec![number])),
+            }
         }
+        let plural = |(of, numbers): (String, Vec<String>)| match &numbers[..] {
+            [one] => format!("{of} {one}"),
+            several => format!("{of}s {}", several.join(", ")),
+        };
+        let mut places: Vec<String> = places.into_iter().map(plural).collect();
+        let more = rows.saturating_sub(first.len());
+        let last = match more {
+            0 => places.pop(),
+            more => Some(format!("{more} more")),
+        };
+        let places = [places.join(", "), last.unwrap_or_default()];
+        let places: Vec<&str> =
+            places.iter().map(String::as_str).filter(|p| !p.is_empty()).collect();
+        write!(f, "{}: {why}", places.join(" and "))
     }
 }
 
@@ -238,6 +251,7 @@ impl fmt::Display for BadRows {
 
 #[cfg(test)]
 mod tests {
+    use super::super::origins::RowUnit;
     use super::*;
 
     #[test]
@@ -247,14 +261,14 @@ mod tests {
         let path = Path::new("a/b.jsonl");
         for number in 1..=400 {
             rows.add(
-                RowLocation { file: path, number },
+                RowLocation { file: path, number, unit: RowUnit::Line },
                 if number == 2 { "other" } else { "same" },
             );
         }
         assert_eq!(
             rows.to_string(),
-            "400 of 1000 rows cannot be used (b.jsonl line 1: same, also b.jsonl line 3, b.jsonl line 4 and 396 more; \
-             b.jsonl line 2: other; `onebox data check --all` names each)"
+            "400 of 1000 rows cannot be used (b.jsonl lines 1, 3, 4 and 396 more: same; b.jsonl line 2: other; \
+             `onebox data check --all` names each)"
         );
     }
 
@@ -265,7 +279,8 @@ mod tests {
             (1..=1000).find(|number| {
                 rows.rows += 1;
                 if *number != good {
-                    rows.add(RowLocation { file: Path::new("b"), number: *number as u64 }, why);
+                    let (file, unit) = (Path::new("b"), RowUnit::Row);
+                    rows.add(RowLocation { file, number: *number as u64, unit }, why);
                 }
                 rows.give_up()
             })

@@ -118,7 +118,7 @@ fn seal_of(path: &Path, json: &[u8]) -> [u8; 16] {
 }
 
 /// A name for an unfinished file. Of two simultaneous writes of the same bytes the first stays.
-fn unfinished_name(name: &str) -> String {
+pub(super) fn unfinished_name(name: &str) -> String {
     let stem = name.split('.').next().unwrap_or(name);
     format!("{stem}.{}.tmp", process_name())
 }

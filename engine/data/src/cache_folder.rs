@@ -208,7 +208,7 @@ fn parts(folder: &Directory) -> io::Result<Vec<CachePart>> {
 /// Suffix of a list.
 const LIST: &str = ".json";
 /// Suffixes of the other files. Files of earlier versions have no suffix.
-const OTHERS: [&str; 6] = [".bin", ".idx", ".mask", ".checked", ".texts", ""];
+const OTHERS: [&str; 7] = [".bin", ".idx", ".mask", ".checked", ".texts", ".unpacked", ""];
 
 /// The part of a file; an unfinished file is its own part. `None` for names not of onebox.
 fn part_of(file: &str) -> Option<&str> {

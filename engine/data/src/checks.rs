@@ -215,6 +215,11 @@ impl<'a> TextVerdicts<'a> {
         }
     }
 
+    /// The settings of the checks.
+    pub(super) const fn checks(&self) -> Checks<'a> {
+        self.checks
+    }
+
     /// The first fault that makes `file` not text; `None` for text.
     pub(super) fn fault(&mut self, file: &TokenFile) -> Result<Option<Utf8Error>, ReadError> {
         let stamp = file.stamp;

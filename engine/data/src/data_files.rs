@@ -6,7 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::Problem;
+use super::kind::uncompressed;
 use super::problem::{Failure, at};
+use files::hub::HubModel;
 use files::names::{CONFIG, METRICS, is_run, resolved};
 
 /// Folders of build products and earlier runs.
@@ -39,7 +41,9 @@ pub(super) fn find_files(text: &str) -> Result<NamedFiles, Failure> {
         }
         Ok(_) => Problem::NotAFile,
         Err(error) if error.kind() != io::ErrorKind::NotFound => Problem::Unreadable(error),
-        Err(_) if !text.contains(WILDCARDS) => prefix(text).unwrap_or(Problem::Missing),
+        Err(_) if !text.contains(WILDCARDS) => {
+            prefix(text).or_else(|| of_hub(path)).unwrap_or(Problem::Missing)
+        }
         Err(_) => {
             let mut pattern: Vec<_> = text.split('/').collect();
             pattern.dedup_by(|part, before| *part == "**" && *before == "**");
@@ -61,12 +65,44 @@ fn prefix(text: &str) -> Option<Problem> {
     tokens.is_file().then_some(Problem::Prefix { tokens })
 }
 
+/// The problem of a path that looks like the name `ORG/NAME` of a data set on the Hugging Face hub: the
+/// folder of the config has no folder `ORG`, and `NAME` does not end as a file.
+fn of_hub(path: &Path) -> Option<Problem> {
+    const FILES: [&str; 14] = [
+        "arrow", "bin", "csv", "gz", "idx", "json", "jsonl", "md", "ndjson", "parquet", "tsv",
+        "txt", "xz", "zst",
+    ];
+    let is_file = |end: &str| FILES.contains(&end.to_ascii_lowercase().as_str());
+    if path.extension().and_then(|end| end.to_str()).is_some_and(is_file) {
+        return None;
+    }
+    let org = path.parent().filter(|org| !org.exists())?;
+    org.parent().filter(|base| base.parent().is_some() && base.is_dir())?;
+    let name = format!("{}/{}", org.file_name()?.to_str()?, path.file_name()?.to_str()?);
+    HubModel::parse(&name)?;
+    Some(Problem::OfHub { name })
+}
+
 /// A training file and a validation file in the same folder, found by their names.
 pub(super) fn held_out_among(files: &[PathBuf]) -> Option<(PathBuf, PathBuf)> {
     const HELD_OUT: [&str; 6] = ["val", "valid", "validation", "test", "dev", "eval"];
-    const DATA: [&str; 2] = ["bin", "txt"];
-    let stem = |file: &Path| file.file_stem()?.to_str().map(str::to_ascii_lowercase);
-    let is_data = |file: &Path| file.extension().is_some_and(|e| DATA.iter().any(|d| e == *d));
+    const DATA: [&str; 6] = ["bin", "csv", "json", "jsonl", "parquet", "txt"];
+    // Files of the Hugging Face Hub have names such as `train-00000-of-00002.parquet`.
+    let is_count = |name: &str| name.len() == 5 && name.bytes().all(|byte| byte.is_ascii_digit());
+    let without_part = |stem: String| {
+        let part =
+            stem.rsplit_once("-of-").and_then(|(first, all)| Some((first.rsplit_once('-')?, all)));
+        match part {
+            Some(((name, part), all)) if is_count(part) && is_count(all) => name.to_owned(),
+            _ => stem,
+        }
+    };
+    let stem = |file: &Path| {
+        let stem = uncompressed(file).file_stem()?.to_str()?.to_ascii_lowercase();
+        Some(without_part(stem))
+    };
+    let is_data =
+        |file: &Path| uncompressed(file).extension().is_some_and(|e| DATA.iter().any(|d| e == *d));
     let held_out = files.iter().filter(|file| is_data(file));
     let mut held_out = held_out.filter(|f| stem(f).is_some_and(|s| HELD_OUT.contains(&&*s)));
     held_out.find_map(|held_out| {
@@ -270,6 +306,27 @@ pub(super) mod tests {
         assert_eq!(found(&folder, "*/../b.t?t").last().unwrap(), "target/../b.txt");
         assert_eq!(found(&folder, ".h*"), [".hidden"]);
         assert_eq!(found(&folder, "**/b/*"), ["a/b/deep.txt"]);
+    }
+
+    #[test]
+    fn a_held_out_file_beside_a_training_file_is_known_by_its_name() {
+        let found =
+            |names: &[&str]| held_out_among(&names.iter().map(PathBuf::from).collect::<Vec<_>>());
+        let pair = |train: &str, held_out: &str| Some((train.into(), held_out.into()));
+        assert_eq!(found(&["a/train.bin", "a/val.bin"]), pair("a/train.bin", "a/val.bin"));
+        let [train, test] = ["train", "test"].map(|name| format!("{name}-00000-of-00002.parquet"));
+        assert_eq!(found(&[&test, &train]), pair(&train, &test));
+        assert_eq!(
+            found(&["train.jsonl.gz", "dev.jsonl.gz"]),
+            pair("train.jsonl.gz", "dev.jsonl.gz")
+        );
+        for names in [
+            ["train.txt", "b/val.txt"],
+            ["train.rs", "test.rs"],
+            ["train-1-of-2.csv", "test-1-of-2.csv"],
+        ] {
+            assert_eq!(found(&names), None, "{names:?}");
+        }
     }
 
     #[test]

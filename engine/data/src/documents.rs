@@ -215,8 +215,7 @@ impl Documents {
 
     /// The origins of the documents of a sample, if known.
     pub(super) fn origins(&self, sample: usize) -> Vec<Option<Origin>> {
-        let is_line = matches!(self.targets, Targets::Some(_));
-        self.of_sample(sample).map(|document| self.origins.of(document, is_line)).collect()
+        self.of_sample(sample).map(|document| self.origins.of(document)).collect()
     }
 
     /// The cut nearest to `at`, if any, that splits no divided document and has some on both sides.

@@ -1,11 +1,12 @@
 //! Facts about the data without its tokens: whether the files exist, what they seem to hold, and
 //! their sizes. Also compares files that onebox has written with their hashes.
 
+use super::containers::Preview;
 use super::megatron::Index;
 use super::open::open_regular;
 use super::problem::{DataError, Failure, Problem, at, in_key};
 use super::progress::Progress;
-use super::read::named;
+use super::read::{FileUse, named};
 use super::store::TokenFile;
 use super::{CorpusSplit, kind, lengths, mask, prepared};
 use config::{Config, DataConfig, Packing};
@@ -25,6 +26,8 @@ pub struct DataInspection {
     pub is_masked: bool,
     /// Size of the longest file, in bytes.
     pub longest: u64,
+    /// Whether a file is packed, so that its length is estimated from its beginning.
+    pub is_estimated: bool,
     /// The beginning of the first text file.
     pub sample: String,
 }
@@ -40,7 +43,7 @@ impl DataInspection {
             let before = look.tokens;
             look.part(text, data, warn).map_err(in_key(key))?;
             let known = data.tokenizer.is_none() || !data.format.is_text();
-            if known && data.packing == Packing::Windows {
+            if known && !look.is_estimated && data.packing == Packing::Windows {
                 let tokens = look.tokens - before;
                 let (parts, split) = match (key, data.validation.is_empty()) {
                     ("data.train", true) => {
@@ -74,11 +77,28 @@ impl DataInspection {
         let before = self.bytes;
         for path in &files {
             let mut file = open_regular(path).map_err(at(path))?;
-            if source.takes(path, &mut file).map_err(at(path))? {
-                self.add(path, file, data).map_err(at(path))?;
+            match source.takes(path, &mut file).map_err(at(path))? {
+                None => {}
+                Some(FileUse::Whole) => self.add(path, file, data).map_err(at(path))?,
+                Some(FileUse::Unpacked(container)) => {
+                    let preview = container.preview(&file);
+                    let packed = |error| Problem::Packed { what: container.what(), error };
+                    self.add_packed(preview.map_err(packed).map_err(at(path))?, data);
+                }
             }
         }
         source.end(Path::new(text), self.bytes - before).map(drop)
+    }
+
+    /// Adds a packed file, whose length is estimated.
+    fn add_packed(&mut self, Preview { head, bytes }: Preview, data: &DataConfig) {
+        if data.tokenizer.is_some() && self.sample.is_empty() {
+            self.sample = String::from_utf8_lossy(&head).into_owned();
+        }
+        self.bytes += bytes;
+        self.tokens += bytes as usize;
+        self.longest = self.longest.max(bytes);
+        self.is_estimated = true;
     }
 
     fn add(&mut self, path: &Path, mut file: File, data: &DataConfig) -> Result<(), Problem> {

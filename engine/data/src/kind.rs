@@ -23,12 +23,7 @@ const JSON_LINES: FileKind = FileKind {
     what: "JSON lines",
     remedy: "set data.format: Chat for messages, or Jsonl(text: \"text\") for texts",
 };
-const JSON: FileKind =
-    FileKind { what: "JSON", remedy: "write the texts in it into a plain text file" };
-const JSON_ARRAY: FileKind = FileKind {
-    what: "one JSON array, not JSON lines",
-    remedy: "write each of its objects in a line of its own, with jq -c '.[]'",
-};
+const JSON: FileKind = FileKind { what: "JSON", remedy: JSON_LINES.remedy };
 const LISTS: FileKind = FileKind {
     what: "JSON lines with a list in each, not an object",
     remedy: "make an object of each, with jq -c '{messages: .}'",
@@ -38,13 +33,24 @@ pub(super) const NO_ROWS: FileKind =
     FileKind { what: "no JSON lines, by its name", remedy: "call it .jsonl, or name it by a glob" };
 const GZIP: FileKind = FileKind { what: "compressed (gzip)", remedy: "unpack it, with gunzip" };
 const ZSTD: FileKind = FileKind { what: "compressed (zstd)", remedy: "unpack it, with unzstd" };
+const NO_GZIP: FileKind = FileKind {
+    what: "named as a gzip file, and is none",
+    remedy: "give it the name of what it is",
+};
+const NO_ZSTD: FileKind =
+    FileKind { what: "named as a zstd file, and is none", remedy: NO_GZIP.remedy };
 const XZ: FileKind = FileKind { what: "compressed (xz)", remedy: "unpack it, with unxz" };
 const BZIP2: FileKind = FileKind { what: "compressed (bzip2)", remedy: "unpack it, with bunzip2" };
 const ZIP: FileKind = FileKind { what: "a zip archive", remedy: "unpack it" };
-const PARQUET: FileKind =
-    FileKind { what: "a Parquet table", remedy: "write its column of text into a plain text file" };
-const ARROW: FileKind =
-    FileKind { what: "an Arrow table", remedy: "write its column of text into a plain text file" };
+const PARQUET: FileKind = FileKind { what: "a Parquet table", remedy: JSON_LINES.remedy };
+/// The first bytes of a file of `Dataset.save_to_disk`, or of another Arrow file.
+pub(super) const ARROW: FileKind =
+    FileKind { what: "an Arrow table", remedy: "write it as JSON lines, with datasets or pyarrow" };
+/// A compressed file of a directory that also has its text.
+pub(super) const PACKED_BESIDE: FileKind = FileKind {
+    what: "compressed, and the file of that name without the last ending is there, too",
+    remedy: "remove one of them",
+};
 const NUMPY: FileKind = FileKind {
     what: "a NumPy array",
     remedy: "write its numbers without a header (`array.astype('uint16').tofile('train.bin')`) and set data.format: U16",
@@ -107,14 +113,21 @@ pub(super) fn head(file: &mut File) -> io::Result<Vec<u8>> {
 /// The kind of a file if its name or beginning contradicts `format`.
 pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<FileKind> {
     let kind = by_head(head).or_else(|| by_name(path));
+    let is_name_only = kind.is_some_and(|kind| by_head(head) != Some(kind));
+    if is_name_only && (format.is_rows() || *format == DataFormat::Auto) {
+        match kind {
+            Some(GZIP) => return Some(NO_GZIP),
+            Some(ZSTD) => return Some(NO_ZSTD),
+            _ => {}
+        }
+    }
     if format.is_bytes() {
         let zeros = || head.contains(&0).then_some(BINARY);
         return kind.or_else(|| is_json_lines(head).then_some(JSON_LINES)).or_else(zeros);
     }
     if format.is_rows() {
-        let kind_of_array = || if has_list_in_line(head) { LISTS } else { JSON_ARRAY };
-        let array = || head.trim_ascii_start().starts_with(b"[").then(kind_of_array);
-        return kind.filter(|kind| ![JSON_LINES, JSON].contains(kind)).or_else(array);
+        let lists = || (begins_list(head) && has_list_in_line(head)).then_some(LISTS);
+        return kind.filter(|kind| ![JSON_LINES, JSON].contains(kind)).or_else(lists);
     }
     // The two bytes that mark UTF-16 may be a token.
     kind.filter(|kind| ![TOKENS, UTF16].contains(kind))
@@ -131,9 +144,36 @@ pub(super) fn is_text(head: &[u8]) -> bool {
     !head.contains(&0) && str::from_utf8(head).map_or_else(cut, |_| true)
 }
 
-/// Whether the file name says that a file has JSON lines.
+/// Whether the file name says that a file has rows: JSON, or a table.
 pub(super) fn is_named_as_rows(path: &Path) -> bool {
-    by_name(path).is_some_and(|kind| [JSON_LINES, JSON].contains(&kind))
+    let path = uncompressed(path);
+    let is_table =
+        ["csv", "tsv", "tab"].iter().any(|name| path.extension().is_some_and(|e| e == *name));
+    is_table || by_name(path).is_some_and(|kind| [JSON_LINES, JSON, PARQUET].contains(&kind))
+}
+
+/// The path without the ending of a compressed file; the same path if it has none.
+pub(super) fn uncompressed(path: &Path) -> &Path {
+    match by_name(path) {
+        Some(GZIP | ZSTD) => path.to_str().and_then(|text| text.rsplit_once('.')),
+        _ => None,
+    }
+    .map_or(path, |(stem, _)| Path::new(stem))
+}
+
+/// The compression of a file in words.
+pub(super) fn packed(head: &[u8]) -> String {
+    by_head(head).map_or("packed", |kind| kind.what).to_owned()
+}
+
+/// Whether `head` begins one JSON array, and no lines with a list in each.
+pub(super) fn is_array(head: &[u8]) -> bool {
+    begins_list(head) && !has_list_in_line(head)
+}
+
+fn begins_list(head: &[u8]) -> bool {
+    let head = head.strip_prefix("\u{FEFF}".as_bytes()).unwrap_or(head);
+    head.trim_ascii_start().starts_with(b"[")
 }
 
 fn by_head(head: &[u8]) -> Option<FileKind> {
@@ -159,7 +199,7 @@ fn has_list_in_line(head: &[u8]) -> bool {
 }
 
 /// Whether each of the first two lines is a JSON object.
-fn is_json_lines(head: &[u8]) -> bool {
+pub(super) fn is_json_lines(head: &[u8]) -> bool {
     let is_object = |line: &[u8]| {
         line.starts_with(b"{") && serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok()
     };

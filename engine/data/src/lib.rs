@@ -16,12 +16,15 @@ use topology::{counted, format_bytes};
 use ::files::path_text::PathText;
 use config::{DataConfig, DataFormat, DataOrder, Packing};
 
+mod arrow;
 mod bad_rows;
+pub mod byte_tokenizer;
 mod cache_file;
 mod cache_folder;
 pub mod chat;
 mod checks;
 mod chunks;
+mod containers;
 mod cores;
 mod data_files;
 mod dataset;
@@ -60,6 +63,7 @@ mod text_source;
 mod token_cache;
 pub mod token_part;
 mod tokenizer;
+mod unpack_error;
 mod untrusted;
 mod use_list;
 mod utf8;
@@ -88,6 +92,7 @@ use store::Store;
 pub use text_source::TextSource;
 pub use token_cache::Cache;
 pub use tokenizer::{Decoder, Tokenizer};
+pub use unpack_error::UnpackError;
 pub use utf8::Utf8Error;
 
 /// The data key whose files would include the output of a run in `directory`.

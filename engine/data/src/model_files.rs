@@ -2,6 +2,7 @@
 //! template, the generation settings. A run keeps them, and an export writes them unchanged.
 
 use super::Tokenizer;
+use super::byte_tokenizer::is_of_bytes;
 use config::DataConfig;
 use config::transformers::pointer;
 use files::foreign_text::foreign;
@@ -159,6 +160,7 @@ impl ModelFiles {
             (Some(now), Some(theirs)) if !now.is_of(theirs, |name| self.get(name)) => {
                 Some("data.tokenizer is another one than the folder's")
             }
+            (None, Some(theirs)) if data.format.is_bytes() && is_of_bytes(theirs) => None,
             (None, _) if data.format.is_bytes() => Some("the run's tokens are bytes"),
             _ => None,
         }

@@ -1,4 +1,4 @@
-//! Origins of documents: the line in their file, or their number in its index.
+//! Origins of documents: the line or the row in their file, or their number in its index.
 
 use files::path_text::PathText;
 use std::fmt;
@@ -9,7 +9,29 @@ use std::path::{Path, PathBuf};
 pub struct Origin {
     file: PathBuf,
     number: u64,
-    is_line: bool,
+    unit: RowUnit,
+}
+
+/// What the number of a row counts in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowUnit {
+    /// Lines of text.
+    Line,
+    /// Rows of a table, or elements of a JSON array.
+    Row,
+    /// Documents of an index.
+    Document,
+}
+
+impl RowUnit {
+    /// The word before the number.
+    pub(super) const fn noun(self) -> &'static str {
+        match self {
+            Self::Line => "line",
+            Self::Row => "row",
+            Self::Document => "document",
+        }
+    }
 }
 
 impl Origin {
@@ -22,10 +44,10 @@ impl Origin {
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, number, is_line } = self;
-        match is_line {
-            true => write!(f, "{}:{number}", PathText(file)),
-            false => write!(f, "{} document {number}", PathText(file)),
+        let Self { file, number, unit } = self;
+        match unit {
+            RowUnit::Line => write!(f, "{}:{number}", PathText(file)),
+            unit => write!(f, "{} {} {number}", PathText(file), unit.noun()),
         }
     }
 }
@@ -34,14 +56,14 @@ impl fmt::Display for Origin {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowLocation<'a> {
     pub(super) file: &'a Path,
-    /// Line of the row, or number of the document.
     pub(super) number: u64,
+    pub(super) unit: RowUnit,
 }
 
 /// The origins of documents, in order. Consecutive documents of a file share one entry.
 #[derive(Debug, Default)]
 pub(super) struct Origins {
-    files: Vec<PathBuf>,
+    files: Vec<(PathBuf, RowUnit)>,
     runs: Vec<DocumentRun>,
 }
 
@@ -59,8 +81,8 @@ impl Origins {
     /// Records the origin of `document`, which comes after all others.
     pub(super) fn note(&mut self, document: usize, at: RowLocation<'_>) {
         let number = at.number;
-        if self.files.last().is_none_or(|last| last != at.file) {
-            self.files.push(at.file.into());
+        if self.files.last().is_none_or(|(last, _)| last != at.file) {
+            self.files.push((at.file.into(), at.unit));
         }
         let file = self.files.len() - 1;
         let follows = self.runs.last().is_some_and(|run| {
@@ -71,12 +93,13 @@ impl Origins {
         }
     }
 
-    /// The origin of a document. `is_line` says whether its number counts lines.
-    pub(super) fn of(&self, document: usize, is_line: bool) -> Option<Origin> {
+    /// The origin of a document.
+    pub(super) fn of(&self, document: usize) -> Option<Origin> {
         let behind = self.runs.partition_point(|run| run.document <= document);
         let run = self.runs.get(behind.checked_sub(1)?)?;
         let number = run.number + (document - run.document) as u64;
-        Some(Origin { file: self.files[run.file].clone(), number, is_line })
+        let (file, unit) = self.files[run.file].clone();
+        Some(Origin { file, number, unit })
     }
 }
 
@@ -87,17 +110,18 @@ mod tests {
     #[test]
     fn documents_that_follow_each_other_take_one_run() {
         let mut origins = Origins::default();
-        assert_eq!(origins.of(0, true), None);
+        assert_eq!(origins.of(0), None);
         let places =
             [("a", 1), ("a", 2), ("a", 3), ("a", 7), ("a", 7), ("a", 8), ("b", 9), ("a", 1)];
         for (document, (file, number)) in places.into_iter().enumerate() {
-            origins.note(document, RowLocation { file: Path::new(file), number });
+            let unit = if file == "b" { RowUnit::Document } else { RowUnit::Line };
+            origins.note(document, RowLocation { file: Path::new(file), number, unit });
         }
         assert_eq!(origins.runs.len(), 5);
         for (document, (file, number)) in places.into_iter().enumerate() {
-            let said = origins.of(document, true).map(|origin| origin.to_string());
-            assert_eq!(said, Some(format!("{file}:{number}")));
+            let said = origins.of(document).map(|origin| origin.to_string());
+            let text = if file == "b" { "b document 9" } else { &format!("{file}:{number}") };
+            assert_eq!(said.as_deref(), Some(text));
         }
-        assert_eq!(origins.of(0, false).unwrap().to_string(), "a document 1");
     }
 }

@@ -7,12 +7,11 @@
 use super::bad_rows::BadRows;
 use super::checks::Checks;
 use super::chunks::{ChunkSizes, TextChunks, TextPosition};
-use super::open::open_regular;
 use super::prepared::{self, MANIFEST, Manifest, PreparedPart, SourceText, VERSION, partial};
 use super::problem::{DataError, Failure, Problem, at, in_key, settle};
 use super::progress::{Progress, Reading};
 use super::rows::Lines;
-use super::store::{TokenFile, failure};
+use super::store::{Store, TokenFile, failure};
 use super::text_source::text_files;
 use super::token_cache::Cache;
 use super::token_part::{self, TokenPart, hex};
@@ -106,13 +105,14 @@ impl Preparation<'_> {
     /// # Errors
     /// [`PrepareError`]; finished parts stay.
     pub fn run(&self, kept: &dyn Fn(usize)) -> Result<PreparedData, PrepareError> {
-        let mut all = Vec::new();
+        // The store protects the unpacked copies in the cache folder until the end.
+        let (mut all, mut copies) = (Vec::new(), Store::new(1));
         for (key, texts) in [("data.train", &self.train), ("data.validation", &self.held_out)] {
             let name = key.trim_start_matches("data.");
             for (i, text) in texts.iter().enumerate() {
                 let number = if texts.len() > 1 { format!("-{}", i + 1) } else { String::new() };
                 let folder = self.out.join(format!("{name}{number}"));
-                let files = self.files(text).map_err(in_key(key))?;
+                let files = self.files(text, &mut copies).map_err(in_key(key))?;
                 all.push(NamedText { key, text, folder, files });
             }
         }
@@ -155,9 +155,9 @@ impl Preparation<'_> {
     }
 
     /// The files of a config entry that hold text or rows, closed.
-    fn files(&self, text: &str) -> Result<Vec<TokenFile>, Failure> {
+    fn files(&self, text: &str, copies: &mut Store) -> Result<Vec<TokenFile>, Failure> {
         let checks = Checks { cache: self.cache, progress: self.progress, ..Checks::none() };
-        let (_, files, source) = text_files(text, self.format, checks)?;
+        let (_, files, source) = text_files(text, self.format, checks, copies)?;
         let taken = files.iter().map(|file| file.stamp.bytes).sum();
         source.end(Path::new(text), taken)?;
         Ok(files)
@@ -416,13 +416,13 @@ impl Preparation<'_> {
         while next.file < files.len() && text < self.sizes.part {
             let file = &files[next.file];
             let unreadable = |e| at(&file.path)(Problem::Unreadable(e));
-            let mut opened = open_regular(&file.path).map_err(at(&file.path))?;
+            let mut opened = file.open().map_err(at(&file.path))?;
             opened.seek(SeekFrom::Start(next.offset)).map_err(unreadable)?;
             let mut lines = Lines::after(BufReader::new(opened), next.lines);
             let mut more = true;
             while more && text < self.sizes.part {
                 let push = &mut |document, _, _: &mut _| made.push(&document);
-                let read = with.read_some(&file.path, &mut lines, &mut rows, push);
+                let read = with.read_some(file, &mut lines, &mut rows, push);
                 more = read.map_err(at(&file.path))?;
                 let (offset, number) = lines.place().map_err(unreadable)?;
                 reading.add(offset - next.offset);

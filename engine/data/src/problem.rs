@@ -2,11 +2,12 @@
 
 use super::bad_rows::BadRows;
 use super::skipped_files::SkippedFiles;
+use super::unpack_error::UnpackError;
 use super::utf8::Utf8Error;
 use config::DataFormat;
 use files::foreign_text::foreign;
 use files::path_text::PathText;
-use files::shell::quoted_path;
+use files::shell::{quoted, quoted_path};
 use std::io;
 use std::path::{Path, PathBuf, absolute};
 use topology::format_bytes;
@@ -33,6 +34,12 @@ pub enum Problem {
         "no such file (config paths are relative to the config file, --set paths to the current directory)"
     )]
     Missing,
+    #[error(
+        "no such file. If it is a data set of the Hugging Face hub: nothing is downloaded; run `{}`, and name the files in that \
+         folder",
+        download(name)
+    )]
+    OfHub { name: String },
     #[error("no file matches (the pattern knows `*`, `?`, `[a-z]`, `[!a-z]` and `**`)")]
     NoMatch,
     #[error(
@@ -50,6 +57,13 @@ pub enum Problem {
         format_bytes(*taken)
     )]
     MoreLeftOut { left: Box<SkippedFiles>, taken: u64 },
+    #[error("it is {what}, and {error}")]
+    Packed { what: String, error: UnpackError },
+    #[error(
+        "Arrow files, as the Python library `datasets` saves them, are not read: convert them with this line, and name the .jsonl \
+         files that it writes: {command}"
+    )]
+    Arrow { command: String },
     #[error("it is {what}: {remedy}{insist}")]
     Foreign { what: &'static str, remedy: &'static str, insist: &'static str },
     #[error(
@@ -171,6 +185,10 @@ pub enum Problem {
     #[error("{0}; data.format: Chat needs the chat template of the model")]
     NoTemplate(String),
     #[error(
+        "it has no chat template, which alone writes data.system into a chat: put a chat_template.jinja there, or leave data.system out"
+    )]
+    SystemWithoutTemplate,
+    #[error(
         "it has one row or document, and none is left to hold out: give more, or set data.validation"
     )]
     OneRow,
@@ -214,6 +232,12 @@ pub enum Problem {
         seq_len: usize,
         remedy: &'static str,
     },
+}
+
+/// The command that downloads a data set of the Hugging Face hub.
+fn download(name: &str) -> String {
+    let folder = name.rsplit('/').next().unwrap_or(name);
+    format!("hf download --repo-type dataset {} --local-dir {}", quoted(name), quoted(folder))
 }
 
 /// The folders as a list in a sentence.

@@ -1,16 +1,20 @@
 //! Opens the files of a config entry.
 
+use super::arrow;
 use super::bad_rows::BadRows;
 use super::checks::{Checks, TextVerdicts};
+use super::containers::Container;
 use super::data_files::{NamedFiles, find_files, held_out_among};
 use super::kind::{self, FileKind};
 use super::mask::{self, Mask};
 use super::megatron::{self, Dtype, Index};
 use super::open::open_regular;
-use super::origins::RowLocation;
+use super::origins::{RowLocation, RowUnit};
 use super::problem::{Failure, Problem, at, settle};
+use super::progress::Progress;
 use super::skipped_files::SkippedFiles;
 use super::store::{Store, TokenFile};
+use super::token_cache::Cache;
 use super::{Corpus, prepared};
 use config::{DataFormat, Packing};
 use files::path_text::PathText;
@@ -28,6 +32,15 @@ pub(super) struct SourceFiles {
     pub(super) left_out: SkippedFiles,
     /// Whether warnings are logged, such as for a used file that seems not to be text.
     warns: bool,
+}
+
+/// How the bytes of a file are used.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum FileUse {
+    /// As they are.
+    Whole,
+    /// After they are unpacked.
+    Unpacked(Container),
 }
 
 /// The problem of a file whose kind does not fit `format`.
@@ -50,8 +63,10 @@ pub(super) fn named(
         && Path::new(&tokens).is_file();
     let NamedFiles { files, from_directory, runs } =
         find_files(if by_prefix { &tokens } else { text })?;
-    if !format.is_text() {
-        prepared::check(text, &files, from_directory)?;
+    match format.is_text() {
+        true if from_directory => arrow::check(Path::new(text))?,
+        true => {}
+        false => prepared::check(text, &files, from_directory)?,
     }
     if from_directory && let Some((train, held_out)) = held_out_among(&files) {
         let problem = Problem::HeldOutToo { train, held_out };
@@ -67,34 +82,66 @@ pub(super) fn named(
 }
 
 impl SourceFiles {
-    /// Whether a file is used. Records an unused file of a directory.
-    pub(super) fn takes(&mut self, path: &Path, file: &mut File) -> Result<bool, Problem> {
+    /// How a file is used; `None` if it is not. Records an unused file of a directory.
+    pub(super) fn takes(
+        &mut self,
+        path: &Path,
+        file: &mut File,
+    ) -> Result<Option<FileUse>, Problem> {
         let tokens = !self.format.is_text();
         let bytes = file.metadata().map_err(Problem::Unreadable)?.len();
         if tokens && self.from_directory && path.extension().is_none_or(|e| e != "bin") {
             if let Some(kind) = kind::of_tokens_elsewhere(path) {
                 self.left_out.add(path, bytes, kind);
             }
-            return Ok(false);
+            return Ok(None);
         }
-        if self.format.is_rows() && self.from_directory && !kind::is_named_as_rows(path) {
+        let is_arrow = arrow::is_named(path);
+        if self.format.is_rows()
+            && self.from_directory
+            && !is_arrow
+            && !kind::is_named_as_rows(path)
+        {
             self.left_out.add(path, bytes, kind::NO_ROWS);
-            return Ok(false);
+            return Ok(None);
         }
         let head = kind::head(file).map_err(Problem::Unreadable)?;
         file.rewind().map_err(Problem::Unreadable)?;
-        let Some(kind) = kind::of(path, &head, &self.format) else {
+        let packed = Container::of(path, &head, file, &self.format);
+        let packed =
+            packed.map_err(|error| Problem::Packed { what: kind::packed(&head), error })?;
+        let (container, head) = match packed {
+            Some((container, inner)) => (Some(container), inner),
+            None => (None, head),
+        };
+        if self.from_directory && container.is_some() && kind::uncompressed(path) != path {
+            let beside = kind::uncompressed(path);
+            if beside.exists() {
+                self.left_out.add(path, bytes, kind::PACKED_BESIDE);
+                return Ok(None);
+            }
+        }
+        let named = if container.is_some() { kind::uncompressed(path) } else { path };
+        let found = match container.is_some_and(Container::is_table) {
+            true => None,
+            false => kind::of(named, &head, &self.format),
+        };
+        let Some(kind) = found else {
             if tokens {
                 self.check_index(path)?;
                 mask::check_there(path)?;
             }
-            return Ok(true);
+            return Ok(Some(container.map_or(FileUse::Whole, FileUse::Unpacked)));
         };
+        let leaves_out = self.from_directory && self.format == DataFormat::Auto;
+        if kind == kind::ARROW && !tokens && !leaves_out && self.format != DataFormat::Bytes {
+            return Err(Problem::Arrow { command: arrow::command(path) });
+        }
         // `Bytes` in the config accepts any named file; a directory still provides only text.
         let insisted = self.format == DataFormat::Bytes;
         if self.from_directory && !(insisted && kind::is_text(&head)) {
             self.left_out.add(path, bytes, kind);
-            return Ok(false);
+            return Ok(None);
         }
         if !insisted {
             return Err(refusal(kind, &self.format));
@@ -103,7 +150,26 @@ impl SourceFiles {
             let path = PathText(path);
             tracing::warn!("{path} is {}; its bytes are taken as data.format says", kind.what);
         }
-        Ok(true)
+        Ok(Some(FileUse::Whole))
+    }
+
+    /// Opens a file or its unpacked copy, or skips it. `store` protects the copy from removal.
+    pub(super) fn unpacked(
+        &mut self,
+        path: &Path,
+        store: &mut Store,
+        cache: &Cache,
+        progress: &dyn Progress,
+    ) -> Result<Option<TokenFile>, Problem> {
+        let mut file = open_regular(path)?;
+        let Some(file_use) = self.takes(path, &mut file)? else { return Ok(None) };
+        let file = TokenFile::new(path, file).map_err(Problem::Unreadable)?;
+        match file_use {
+            FileUse::Whole => Ok(Some(file)),
+            FileUse::Unpacked(container) => {
+                cache.unpacked(&file, container, store, progress).map(Some)
+            }
+        }
     }
 
     /// Checks the total of an entry: `taken` used bytes, and the files that were left out.
@@ -144,12 +210,10 @@ impl SourceFiles {
         path: &Path,
         or_else: Option<&'static str>,
         texts: &mut TextVerdicts<'_>,
+        store: &mut Store,
     ) -> Result<Option<TokenFile>, Problem> {
-        let mut file = open_regular(path)?;
-        if !self.takes(path, &mut file)? {
-            return Ok(None);
-        }
-        let file = TokenFile::new(path, file).map_err(Problem::Unreadable)?;
+        let Checks { cache, progress, .. } = texts.checks();
+        let Some(file) = self.unpacked(path, store, cache, progress)? else { return Ok(None) };
         if !self.format.is_bytes() || !self.from_directory && or_else.is_none() {
             return Ok(Some(file));
         }
@@ -180,9 +244,8 @@ impl Corpus {
         let before = self.store.num_tokens();
         let mut said = BadRows::of_documents(checks.names_all);
         for path in &files {
-            let Some(file) = source.open(path, or_else, &mut texts).map_err(at(path))? else {
-                continue;
-            };
+            let opened = source.open(path, or_else, &mut texts, &mut self.store);
+            let Some(file) = opened.map_err(at(path))? else { continue };
             let bytes = file.stamp.bytes as usize;
             if self.documents.is_none() {
                 mask::check_use(path, format, Packing::Windows).map_err(at(path))?;
@@ -261,9 +324,10 @@ impl Corpus {
             let ends = index.ends(block.clone()).map_err(|unread| index.bad(&unread.into()))?;
             for (i, (number, end)) in block.zip(ends).enumerate() {
                 let (tokens, from) = (end - start, start);
+                let at = RowLocation { file: path, number, unit: RowUnit::Document };
                 start = end;
                 if tokens < 2 {
-                    said.add_short(RowLocation { file: path, number });
+                    said.add_short(at);
                     continue;
                 }
                 let taken = documents.room.taken(tokens);
@@ -274,17 +338,17 @@ impl Corpus {
                 };
                 if counted == Some(0) {
                     let why = format!("its first {} tokens have no target", cut.len());
-                    said.add(RowLocation { file: path, number }, &why);
+                    said.add(at, &why);
                     continue;
                 }
-                documents.room.note(tokens, RowLocation { file: path, number }, said);
+                documents.room.note(tokens, at, said);
                 let (cut, before) = (first + cut.start..first + cut.end, documents.len());
                 match (taken, counted) {
                     (None, _) => {}
                     (Some(_), None) => documents.push(cut),
                     (Some(_), Some(count)) => documents.push_masked(cut, count),
                 }
-                documents.came_from(before, RowLocation { file: path, number });
+                documents.came_from(before, at);
             }
         }
         if let Some(mask) = mask {

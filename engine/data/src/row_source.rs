@@ -4,11 +4,12 @@ use super::bad_rows::{BadRows, FIRST_ROWS, SLOW_ROWS};
 use super::checks::Checks;
 use super::document::Document;
 use super::documents::{Documents, SampleCapacity};
-use super::open::open_regular;
 use super::origins::RowLocation;
 use super::problem::{Failure, Problem, at, in_key, settle};
+use super::progress::Progress;
 use super::read::named;
 use super::rows::{Lines, Rows};
+use super::store::TokenFile;
 use super::token_cache::Cache;
 use super::{Corpus, CorpusSplit, DataError, cores};
 use crate::bad_rows::TOO_LONG;
@@ -38,8 +39,10 @@ pub struct RowSource<'a> {
     pub names_all: bool,
     /// Whether ignored keys are not reported, because another command reports them.
     pub is_brief: bool,
-    /// The cache for the documents.
+    /// The cache for the documents, and for unpacked files.
     pub cache: &'a Cache,
+    /// Receiver of the progress of unpacking.
+    pub progress: &'a dyn Progress,
 }
 
 impl RowSource<'_> {
@@ -53,7 +56,7 @@ impl RowSource<'_> {
     /// none.
     pub(super) fn read_some(
         &self,
-        path: &Path,
+        file: &TokenFile,
         lines: &mut Lines<BufReader<std::fs::File>>,
         bad: &mut BadRows,
         push: &mut dyn FnMut(Document, u64, &mut BadRows),
@@ -87,7 +90,7 @@ impl RowSource<'_> {
                     bad.unread.add(&unread);
                     push(document, *number, bad);
                 }
-                Err(why) => bad.add(RowLocation { file: path, number: *number }, &why),
+                Err(why) => bad.add(file.row(*number), &why),
             }
         }
         match bad.give_up() {
@@ -127,17 +130,15 @@ impl Corpus {
         let (files, mut source) = named(text, with.format, true)?;
         let (mut bytes, mut bad) = (0, BadRows::of_rows(with.names_all, with.is_brief));
         for path in &files {
-            let mut file = open_regular(path).map_err(at(path))?;
-            if !source.takes(path, &mut file).map_err(at(path))? {
-                continue;
-            }
-            bytes += file.metadata().map_err(Problem::Unreadable).map_err(at(path))?.len();
+            let file = source.unpacked(path, &mut self.store, with.cache, with.progress);
+            let Some(file) = file.map_err(at(path))? else { continue };
+            bytes += file.stamp.bytes;
             self.num_files += 1;
-            let mut lines = Lines::new(BufReader::new(file));
+            let mut lines = Lines::new(BufReader::new(file.open().map_err(at(path))?));
             let mut push = |document, number, bad: &mut BadRows| {
-                self.push_row(document, RowLocation { file: path, number }, bad);
+                self.push_row(document, file.row(number), bad);
             };
-            while with.read_some(path, &mut lines, &mut bad, &mut push).map_err(at(path))? {}
+            while with.read_some(&file, &mut lines, &mut bad, &mut push).map_err(at(path))? {}
         }
         self.left_out.append(source.end(Path::new(text), bytes)?);
         self.text = self.text.map(|all| all + bytes as usize);

@@ -6,10 +6,12 @@
 //! the same, with the length and change times of its opening or of a successful revalidation.
 
 use super::open::open_regular;
+use super::origins::{RowLocation, RowUnit};
 use super::problem::{Failure, Problem};
 use super::use_list::UseList;
 use files::directory::Directory;
 use files::path_text::PathText;
+use files::private::reopened;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, Metadata};
 use std::io;
@@ -17,7 +19,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -135,10 +137,23 @@ impl Drop for OpenFile {
     }
 }
 
+/// The unpacked text of a file that is packed, which is read in place of the file.
+#[derive(Debug)]
+enum FileCopy {
+    /// A file of the cache folder.
+    InCache(PathBuf),
+    /// A file without a name.
+    Nameless(Arc<File>),
+}
+
 /// A file with its stamp.
 #[derive(Debug)]
 pub(super) struct TokenFile {
+    /// Path that the user knows.
     pub(super) path: PathBuf,
+    copy: Option<FileCopy>,
+    /// What the number of a row counts.
+    unit: RowUnit,
     /// Time just before the stamp was read.
     pub(super) opened: SystemTime,
     /// Stamp at the time of the opening.
@@ -154,8 +169,33 @@ impl TokenFile {
     pub(super) fn new(path: &Path, file: File) -> io::Result<Self> {
         let (path, opened) = (path.to_owned(), SystemTime::now());
         let stamp = Stamp::of(&file.metadata()?);
-        let believed = RwLock::new(stamp);
-        Ok(Self { path, opened, stamp, believed, file: OpenFile::new(file) })
+        let (believed, file) = (RwLock::new(stamp), OpenFile::new(file));
+        Ok(Self { path, copy: None, unit: RowUnit::Line, opened, stamp, believed, file })
+    }
+
+    /// A file without a name as the copy of `source`.
+    pub(super) fn nameless(source: &Self, file: File, unit: RowUnit) -> io::Result<Self> {
+        let same = Self::new(&source.path, file.try_clone()?)?;
+        Ok(Self { copy: Some(FileCopy::Nameless(Arc::new(file))), unit, ..same })
+    }
+
+    /// This file of the cache folder as the copy of `source`.
+    pub(super) fn into_copy_of(self, source: &Self, unit: RowUnit) -> Self {
+        Self { copy: Some(FileCopy::InCache(self.path)), path: source.path.clone(), unit, ..self }
+    }
+
+    /// The place of a row.
+    pub(super) fn row(&self, number: u64) -> RowLocation<'_> {
+        RowLocation { file: &self.path, number, unit: self.unit }
+    }
+
+    /// Opens the file, or its copy.
+    pub(super) fn open(&self) -> Result<File, Problem> {
+        match &self.copy {
+            None => open_regular(&self.path),
+            Some(FileCopy::InCache(path)) => open_regular(path),
+            Some(FileCopy::Nameless(file)) => reopened(file).map_err(Problem::Unreadable),
+        }
     }
 
     /// Calls `look` with the file, which is opened if necessary.
@@ -165,7 +205,7 @@ impl TokenFile {
     ) -> io::Result<T> {
         match &self.file {
             Some(OpenFile(file)) => look(file),
-            None => look(&open_regular(&self.path).map_err(|e| io::Error::other(e.to_string()))?),
+            None => look(&self.open().map_err(|e| io::Error::other(e.to_string()))?),
         }
     }
 
@@ -173,7 +213,7 @@ impl TokenFile {
     pub(super) fn touched(&self) -> Option<Stamp> {
         let metadata = match &self.file {
             Some(OpenFile(file)) => file.metadata(),
-            None => std::fs::metadata(&self.path),
+            None => self.open().ok()?.metadata(),
         };
         let now = Stamp::of(&metadata.ok()?);
         now.is_touched(&self.believed()).then_some(now)
@@ -207,7 +247,7 @@ impl TokenFile {
         let file = match &self.file {
             Some(OpenFile(file)) => file,
             None => {
-                opened = open_regular(&self.path).map_err(|problem| match problem {
+                opened = self.open().map_err(|problem| match problem {
                     Problem::Missing => self.unread(offset, "it is gone".into()),
                     other => self.unread(offset, other.to_string()),
                 })?;
@@ -232,7 +272,11 @@ impl TokenFile {
     }
 
     pub(super) fn unread(&self, offset: u64, why: String) -> ReadError {
-        ReadError { path: self.path.clone(), offset, why }
+        let path = match &self.copy {
+            Some(FileCopy::InCache(path)) => path,
+            _ => &self.path,
+        };
+        ReadError { path: path.clone(), offset, why }
     }
 }
 
@@ -451,146 +495,4 @@ pub(super) fn largest(bytes: &[u8], width: usize) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::data_files::tests::folder;
-    use super::*;
-    use std::fs;
-    use std::time::Duration;
-    use tempfile::TempDir;
-
-    fn store(folder: &TempDir, width: usize, names: &[String]) -> Store {
-        let mut store = Store::new(width);
-        for name in names {
-            let path = folder.path().join(name);
-            let file = TokenFile::new(&path, File::open(&path).unwrap()).unwrap();
-            // Other tests in the same process share the limit.
-            let closes = store.num_segments() >= 20;
-            store.push_file(if closes { file.closed() } else { file });
-        }
-        store
-    }
-
-    fn tokens(store: &Store, range: Range<usize>) -> Result<Vec<u32>, ReadError> {
-        let mut all = Vec::new();
-        store.each(range, |i, token| {
-            assert_eq!(i, all.len());
-            all.push(token);
-        })?;
-        Ok(all)
-    }
-
-    #[test]
-    fn tokens_of_many_files_are_one_row() {
-        let folder = tempfile::tempdir().unwrap();
-        let (mut all, mut names) = (Vec::new(), Vec::new());
-        for i in 0..200 {
-            let tokens: Vec<u16> = (0..i % 7).map(|k| (i * 7 + k) as u16).collect();
-            let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-            let name = format!("{i}");
-            fs::write(folder.path().join(&name), bytes).unwrap();
-            names.push(name);
-            all.extend(tokens.into_iter().map(u32::from));
-        }
-        let store = store(&folder, 2, &names);
-        assert_eq!(store.num_tokens(), all.len());
-        for start in 0..all.len() {
-            for len in [0, 1, 2, 5, 9, 30] {
-                let range = start..(start + len).min(all.len());
-                assert_eq!(tokens(&store, range.clone()).unwrap(), all[range]);
-            }
-        }
-        assert_eq!(tokens(&store, 0..all.len()).unwrap(), all);
-    }
-
-    #[test]
-    fn each_width_is_little_endian_and_blocks_leave_no_token_out() {
-        let many: Vec<u32> =
-            (0..3 * AT_ONCE as u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();
-        for width in [1, 2, 4] {
-            let bytes: Vec<u8> =
-                many.iter().flat_map(|token| token.to_le_bytes()[..width].to_vec()).collect();
-            let folder = folder(&[("a", &bytes)]);
-            let mut store = store(&folder, width, &["a".into()]);
-            store.push_bytes(&bytes[..40]);
-            store.push_bytes(&bytes[40..48]);
-            let mask = u32::MAX >> (32 - 8 * width);
-            let mut expected: Vec<u32> = many.iter().map(|token| token & mask).collect();
-            expected.extend_from_within(..48 / width);
-            assert_eq!(tokens(&store, 0..expected.len()).unwrap(), expected, "{width}");
-            assert_eq!(store.num_segments(), 2);
-        }
-    }
-
-    /// Applies `change` to a file in use, which a run keeps open or opens for each read.
-    fn changed(kept: bool, change: impl Fn(&Path)) -> Result<Vec<u32>, ReadError> {
-        let folder = folder(&[("t.bin", &[1; 100])]);
-        let mut store = store(&folder, 2, &["t.bin".into()]);
-        assert_eq!(tokens(&store, 10..12).unwrap(), [257, 257]);
-        if let SegmentData::File(file) = &mut store.segments[0].place
-            && !kept
-        {
-            file.file = None;
-        }
-        let path = folder.path().join("t.bin");
-        change(&path);
-        let read = tokens(&store, 10..12);
-        if let Err(unread) = &read {
-            assert_eq!((&unread.path, unread.offset), (&path, 20));
-        }
-        read
-    }
-
-    #[test]
-    fn a_file_that_changes_under_a_run_is_an_error_that_says_how() {
-        let grow = |path: &Path| fs::write(path, [1; 102]).unwrap();
-        let shrink =
-            |path: &Path| File::options().write(true).open(path).unwrap().set_len(21).unwrap();
-        let rewrite = |path: &Path| {
-            fs::write(path, [1; 100]).unwrap();
-            let file = File::options().write(true).open(path).unwrap();
-            file.set_modified(SystemTime::now() + Duration::from_secs(7)).unwrap();
-        };
-        let replace = |path: &Path| {
-            fs::write(path.with_extension("new"), [2; 100]).unwrap();
-            fs::rename(path.with_extension("new"), path).unwrap();
-        };
-        for kept in [true, false] {
-            let why = |change: &dyn Fn(&Path)| changed(kept, change).unwrap_err().why;
-            assert_eq!(why(&grow), "it has 102 bytes now, and had 100");
-            assert_eq!(why(&shrink), "it has 21 bytes now, and had 100");
-            assert_eq!(why(&rewrite), "it was written to");
-        }
-        let gone = |path: &Path| fs::remove_file(path).unwrap();
-        let link = |path: &Path| fs::hard_link(path, path.with_extension("link")).unwrap();
-        let put_back = |path: &Path| {
-            let file = File::options().write(true).open(path).unwrap();
-            let before = file.metadata().unwrap().modified().unwrap();
-            file.write_all_at(&[2; 100], 0).unwrap();
-            file.set_modified(before).unwrap();
-        };
-        // These changes may or may not have changed the bytes, so the bytes are compared.
-        for change in [&link as &dyn Fn(&Path), &replace, &gone, &put_back] {
-            let why = changed(true, change).unwrap_err().why;
-            assert_eq!(why, "it was written to, or has another link, owner or mode");
-        }
-        assert_eq!(changed(false, put_back).unwrap_err().why, changed(true, link).unwrap_err().why);
-        let unread = changed(false, replace).unwrap_err();
-        assert!(
-            unread.to_string().contains("t.bin: cannot read the tokens at byte 20: another file"),
-            "{unread}"
-        );
-        assert_eq!(changed(false, gone).unwrap_err().why, "it is gone");
-    }
-
-    #[test]
-    fn a_token_above_what_a_check_has_found_is_an_error() {
-        let folder = folder(&[("t.bin", &[1, 0, 9, 0, 2, 0])]);
-        let mut store = store(&folder, 2, &["t.bin".into()]);
-        store.bound(&[9]);
-        assert_eq!(tokens(&store, 0..3).unwrap(), [1, 9, 2]);
-        store.bound(&[8]);
-        assert_eq!(tokens(&store, 2..3).unwrap(), [2]);
-        let unread = tokens(&store, 1..3).unwrap_err();
-        assert!(unread.offset == 2 && unread.why.contains("token 9"), "{unread}");
-    }
-}
+mod tests;

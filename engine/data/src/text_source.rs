@@ -5,7 +5,7 @@ use super::chunks::{ChunkSizes, TextChunks, TextPosition};
 use super::problem::{Failure, at, in_key};
 use super::progress::Progress;
 use super::read::{SourceFiles, named};
-use super::store::TokenFile;
+use super::store::{Store, TokenFile};
 use super::token_cache::Cache;
 use super::tokenizer::Tokenizer;
 use super::{Corpus, CorpusSplit, DataError};
@@ -30,16 +30,18 @@ pub struct TextSource<'a> {
 }
 
 /// The files of an entry: all paths, the closed text or row files, and the settings of opening.
+/// `store` protects unpacked copies from removal.
 pub(super) fn text_files(
     text: &str,
     format: &DataFormat,
     checks: Checks<'_>,
+    store: &mut Store,
 ) -> Result<(Vec<PathBuf>, Vec<TokenFile>, SourceFiles), Failure> {
     let (paths, mut source) = named(text, format, true)?;
     let mut known = checks::TextVerdicts::of(text, checks);
     let mut files = Vec::new();
     for path in &paths {
-        let file = source.open(path, Some("leave it out"), &mut known).map_err(at(path))?;
+        let file = source.open(path, Some("leave it out"), &mut known, store).map_err(at(path))?;
         files.extend(file.filter(|file| file.stamp.bytes > 0).map(TokenFile::closed));
     }
     known.keep();
@@ -73,7 +75,7 @@ impl Corpus {
         with: &TextSource<'_>,
         checks: Checks<'_>,
     ) -> Result<Vec<PathBuf>, Failure> {
-        let (paths, files, source) = text_files(text, &with.format, checks)?;
+        let (paths, files, source) = text_files(text, &with.format, checks, &mut self.store)?;
         let texts = TextChunks::new(&files, with.tokenizer, with.sizes);
         let bytes: u64 = files.iter().map(|file| file.stamp.bytes).sum();
         let reading = with.progress.begin("making tokens", bytes);

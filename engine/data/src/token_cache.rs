@@ -36,6 +36,13 @@ pub(super) struct PartRecord {
     pub(super) unread: BTreeMap<usize, IgnoredKeys>,
 }
 
+impl PartRecord {
+    /// The list of a part that is one file.
+    pub(super) fn of_file(file: FileRecord) -> Self {
+        Self { files: vec![file], ..Self::default() }
+    }
+}
+
 impl Cache {
     /// The folder onebox/tokens of the user's cache.
     pub fn of_user(read_only: bool) -> Self {
@@ -72,7 +79,7 @@ impl Cache {
     }
 
     /// The tokens of the part with its list at `path`; `store` protects them from removal.
-    fn open_for(&self, store: &mut Store, path: &Path) -> Option<TokenFile> {
+    pub(super) fn open_for(&self, store: &mut Store, path: &Path) -> Option<TokenFile> {
         let (folder, part) = (path.parent()?, path.file_stem()?.to_str()?);
         let held = path.exists().then(|| store.hold(folder, part, self.read_only))?;
         if let Err(error) = &held {

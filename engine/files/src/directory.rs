@@ -196,6 +196,14 @@ impl Directory {
         Ok(renameat(self, in_it(from), self, in_it(to))?)
     }
 
+    /// Exchanges the names of two entries in one step.
+    ///
+    /// # Errors
+    /// An entry is missing, or this file system cannot exchange names.
+    pub fn exchange(&self, one: &str, other: &str) -> io::Result<()> {
+        Ok(renameat_with(self, in_it(one), self, in_it(other), RenameFlags::EXCHANGE)?)
+    }
+
     /// Renames the entry `from` to `to`, which must not exist yet.
     ///
     /// # Errors

@@ -70,9 +70,9 @@ impl HubModel {
     /// Folder of the model's files in the cache folder `cache`.
     ///
     /// # Errors
-    /// [`NotCached`] if the cache lacks the model or the revision.
-    pub fn snapshot(&self, cache: Option<&Path>) -> Result<PathBuf, NotCached> {
-        let missing = |what: String| NotCached { model: self.clone(), what };
+    /// [`MissingSnapshot`] if the cache lacks the model or the revision.
+    pub fn snapshot(&self, cache: Option<&Path>) -> Result<PathBuf, MissingSnapshot> {
+        let missing = |what: String| MissingSnapshot { model: self.clone(), what };
         let Some(cache) = cache else {
             return Err(missing("HF_HUB_CACHE, HF_HOME and HOME are not set".into()));
         };
@@ -123,12 +123,12 @@ pub fn name_of_snapshot(path: &Path) -> Option<String> {
 
 /// Error: the hub's cache on this machine lacks a model or its revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotCached {
+pub struct MissingSnapshot {
     model: HubModel,
     what: String,
 }
 
-impl NotCached {
+impl MissingSnapshot {
     /// Command that downloads the model into the cache.
     pub fn command(&self) -> String {
         let HubModel { repository, revision } = &self.model;
@@ -138,7 +138,7 @@ impl NotCached {
     }
 }
 
-impl fmt::Display for NotCached {
+impl fmt::Display for MissingSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -148,7 +148,7 @@ impl fmt::Display for NotCached {
     }
 }
 
-impl std::error::Error for NotCached {}
+impl std::error::Error for MissingSnapshot {}
 
 /// An open folder with the files of a model. In a snapshot of the hub's cache, links to files in the
 /// folder of the same model are followed; all other links are refused.

@@ -16,6 +16,8 @@ pub const WEIGHTS: &str = "weights.safetensors";
 pub const FORKED: &str = "forked-from";
 /// The tokenizer of the run's text.
 pub const TOKENIZER: &str = "tokenizer.json";
+/// The settings of a tokenizer, for transformers.
+pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Temporary name of the weights file while it is written, in the same folder.
 pub const UNFINISHED: &str = ".weights.safetensors.tmp";
 /// File with a line for each step, evaluation and end.
@@ -33,7 +35,7 @@ pub const KEPT: &str = "model.from";
 pub const FILES: [&str; 12] = [
     "config.json",
     TOKENIZER,
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",

@@ -2,11 +2,14 @@
 
 use super::directory::Directory;
 use super::regular_file::open_at;
-use rustix::fs::{Mode, OFlags, fchmod, fstat, openat};
+use rustix::fs::{CWD, Mode, OFlags, fchmod, fstat, openat};
+use rustix::io::Errno;
 use std::fs::{DirBuilder, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Permission bits of users other than the owner.
 const OTHERS: u32 = 0o077;
@@ -38,6 +41,38 @@ pub fn create_new(folder: &Directory, name: &str) -> io::Result<File> {
     Ok(File::from(openat(folder, name, flags, Mode::from_raw_mode(0o666 & !OTHERS))?))
 }
 
+/// Creates a file without a name in a folder; the file ends with its last handle.
+///
+/// # Errors
+/// Returns the error of the file system.
+pub fn nameless(folder: &Directory) -> io::Result<File> {
+    let mode = Mode::from_raw_mode(0o666 & !OTHERS);
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    match openat(folder, ".", flags, mode) {
+        Ok(file) => Ok(File::from(file)),
+        // This file system has no files without a name.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
+            let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());
+            let name = format!("onebox.{}-{time}.tmp", std::process::id());
+            let flags =
+                OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = openat(folder, name.as_str(), flags, mode)?;
+            folder.remove_file(&name)?;
+            Ok(File::from(file))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Opens a file without a name again for reading, from its first byte and with an offset of its own.
+///
+/// # Errors
+/// Returns the error of the file system; `/proc` must be mounted.
+pub fn reopened(nameless: &File) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", nameless.as_raw_fd());
+    Ok(openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?.into())
+}
+
 /// Opens the regular file `name` in a folder for reading. A link is refused.
 ///
 /// # Errors
@@ -50,10 +85,24 @@ pub fn read(folder: &Directory, name: &str) -> io::Result<File> {
 mod tests {
     use super::*;
     use std::fs;
+    use std::io::{Read, Write};
     use std::os::unix::fs::PermissionsExt;
 
     fn rights(path: &Path) -> u32 {
         fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_nameless_file_leaves_nothing_behind() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = Directory::open(parent.path()).unwrap();
+        let mut file = nameless(&folder).unwrap();
+        file.write_all(b"text").unwrap();
+        for _ in 0..2 {
+            let mut text = String::new();
+            reopened(&file).unwrap().read_to_string(&mut text).unwrap();
+            assert_eq!((text.as_str(), folder.names().unwrap().len()), ("text", 0));
+        }
     }
 
     #[test]

@@ -1,10 +1,15 @@
 //! A time as date and time of day in UTC.
 
 use jiff::Timestamp;
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Letters of the directives of C's `strftime` for a date or a time of day.
 const DIRECTIVES: &str = "%YymdeBbhAaHIMSpFT";
+
+/// Seconds since 1970 by this machine's clock; 0 before 1970.
+pub fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
 
 /// A time in UTC, not before 1970.
 #[derive(Clone, Copy, Debug)]

@@ -86,7 +86,8 @@ mod tests {
         };
         let gpus = buses.iter().enumerate().map(gpu).collect();
         let driver = Ok("12.4".into());
-        let cuda = Probe { driver, gpus, libraries: Vec::new(), architectures: None };
+        let cuda =
+            Probe { driver, driver_file: None, gpus, libraries: Vec::new(), architectures: None };
         let (cuda, topology) = (OnceLock::from(cuda), OnceLock::from(Some(machine)));
         LocalMachine(Arc::new(Parts { cuda, topology, ..Parts::default() }))
     }

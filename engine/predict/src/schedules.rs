@@ -4,6 +4,7 @@ use super::choose::choice;
 use super::plan::memory_report;
 use super::simulate::{Schedule, SimulateError, mean_step, simulate};
 use config::{Config, Placement, Transfer, UpdateMode, in_line};
+use data::progress::Progress;
 use layout::LocalMachine;
 use layout::build::{lay_out, speculated_share, update_mode, vertical_width};
 
@@ -22,6 +23,7 @@ pub fn schedules(
     machine: &LocalMachine,
     own: f64,
     clipped: f64,
+    progress: &dyn Progress,
 ) -> Result<Vec<Schedule>, SimulateError> {
     let told = |config: &Config, step_seconds: f64| {
         let (offload, memory) = (&config.offload, memory_report(config, &lay_out(config, machine)));
@@ -74,10 +76,12 @@ pub fn schedules(
             }
         }
     }
+    let stage = progress.begin_steps("simulating other schedules", others.len() as u64);
     for other in others {
         let built = lay_out(&other, machine);
         let committed = simulate(&other, &built)?.step_seconds();
         all.push(told(&other, mean_step(&other, &built, committed, clipped)?));
+        stage.add(1);
     }
     Ok(all)
 }

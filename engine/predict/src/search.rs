@@ -22,6 +22,7 @@ use crate::simulate::{SimulateError, described};
 use ::layout::LocalMachine;
 use ::layout::build::{RankLayout, lay_out, micro_batches, shape, vertical_width};
 use config::{ALL_TOGETHER, Config, LoadedConfig, OffloadConfig, ParameterPlace};
+use data::progress::Progress;
 use offload::GradAccumulation;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -174,10 +175,11 @@ pub fn search(
     loaded: &LoadedConfig,
     machine: &LocalMachine,
     gpus: Option<usize>,
+    progress: &dyn Progress,
 ) -> Result<SearchReport, SimulateError> {
     let mut as_given: Option<SearchReport> = None;
     for (states, config) in variants(loaded) {
-        let found = search_form(loaded, machine, states, &config, gpus)?;
+        let found = search_form(loaded, machine, states, &config, gpus, progress)?;
         if !found.layouts.is_empty() || found.no_layout.is_some() {
             return Ok(found);
         }
@@ -194,9 +196,11 @@ pub fn search_bf16_moments(
     loaded: &LoadedConfig,
     machine: &LocalMachine,
     gpus: Option<usize>,
+    progress: &dyn Progress,
 ) -> Result<Option<SearchReport>, SimulateError> {
     let form = variants(loaded).into_iter().find(|(states, _)| *states == States::Bf16Moments);
-    form.map(|(states, config)| search_form(loaded, machine, states, &config, gpus)).transpose()
+    let found = |(states, config)| search_form(loaded, machine, states, &config, gpus, progress);
+    form.map(found).transpose()
 }
 
 /// Searches the layouts with one form of states. `form` is the config with this form.
@@ -206,6 +210,7 @@ fn search_form(
     states: States,
     form: &Config,
     gpus: Option<usize>,
+    progress: &dyn Progress,
 ) -> Result<SearchReport, SimulateError> {
     let given = &loaded.config;
     // A search needs a box. The config may have more ranks than the box.
@@ -217,8 +222,14 @@ fn search_form(
     }
     let all = enumerate(form, machine, world);
     let enumerated = all.len();
-    let laid_out = |(number, config): (usize, &Config)| laid_out(given, config, machine, number);
+    let stage = progress.begin_steps("laying out the model in every way", enumerated as u64);
+    let laid_out = |(number, config): (usize, &Config)| {
+        let found = laid_out(given, config, machine, number);
+        stage.add(1);
+        found
+    };
     let fitting: Vec<Candidate> = all.par_iter().enumerate().filter_map(laid_out).collect();
+    drop(stage);
     let of_these = fitting.len();
     let no_layout = (enumerated == 0).then(|| no_layout(given, machine, world));
     // If the user names a number of GPUs, no layout has another number.
@@ -234,11 +245,19 @@ fn search_form(
     let effort = |c: &Config| (c.recompute, Reverse(c.batch.micro));
     kept.sort_by_key(|c| (!c.given, effort(&c.config), c.config.parallel.tensor));
     kept.truncate(MOST_SIMULATED);
-    let brief = |c: Candidate| Ok((Brief::of(&c.config, &c.built)?, c));
+    let stage = progress.begin_steps("simulating the layouts that fit", kept.len() as u64);
+    let brief = |c: Candidate| {
+        let brief = Brief::of(&c.config, &c.built)?;
+        stage.add(1);
+        Ok((brief, c))
+    };
     let screened: Vec<ScreenedCandidate> =
         kept.into_par_iter().map(brief).collect::<Result<_, SimulateError>>()?;
+    drop(stage);
     let numbers_aside: BTreeSet<usize> = aside.iter().map(|(c, _)| c.number).collect();
+    let stage = progress.begin_steps("simulating changes of the fastest layouts", 0);
     let screened = with_choices(given, screened, aside)?;
+    drop(stage);
     let tried: BTreeSet<usize> = screened.iter().map(|(_, c)| c.number).collect();
     let revived = tried.intersection(&numbers_aside).count();
     let set_aside = fit - not_dominated - revived;
@@ -248,10 +267,16 @@ fn search_form(
     let given_at = screened.iter().position(|(_, c)| c.given);
     let finalists = screened.iter().enumerate().filter(|(at, (_, c))| *at < IN_FULL || c.given);
     let finalists: Vec<&ScreenedCandidate> = finalists.map(|(_, screened)| screened).collect();
-    let mut played: Vec<(Layout, bool)> = finalists
-        .par_iter()
-        .map(|(_, c)| Ok((layout(loaded, c)?, c.given)))
-        .collect::<Result<_, SimulateError>>()?;
+    let of_all = finalists.len() as u64;
+    let stage = progress.begin_steps("simulating the fastest layouts in full", of_all);
+    let in_full = |(_, c): &&ScreenedCandidate| {
+        let played = (layout(loaded, c)?, c.given);
+        stage.add(1);
+        Ok(played)
+    };
+    let mut played: Vec<(Layout, bool)> =
+        finalists.par_iter().map(in_full).collect::<Result<_, SimulateError>>()?;
+    drop(stage);
     let simulated_in_full = played.len();
     let off = |((brief, _), (layout, _)): (&&ScreenedCandidate, &(Layout, bool))| {
         (brief.seconds / layout.step_seconds - 1.0).abs()

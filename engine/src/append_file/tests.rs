@@ -34,6 +34,7 @@ fn lines_beside(meanwhile: impl Fn(&Path)) -> (Vec<String>, String, u64) {
     fs::create_dir(&run).unwrap();
     let (held, path) = (locked(&run), run.join(METRICS));
     let mut metrics = MetricsWriter::open(&held, 0).unwrap();
+    metrics.clock = || 8.5;
     (1..=3).for_each(|step| metrics.eval(step, 1.5, true, &[]));
     meanwhile(&path);
     let said = warnings(|| {
@@ -49,8 +50,9 @@ fn lines_beside(meanwhile: impl Fn(&Path)) -> (Vec<String>, String, u64) {
 }
 
 fn lines(steps: impl IntoIterator<Item = u64>) -> String {
-    let line =
-        |step| format!("{{\"kind\":\"eval\",\"step\":{step},\"loss\":1.5,\"whole\":true}}\n");
+    let line = |step| {
+        format!("{{\"kind\":\"eval\",\"step\":{step},\"loss\":1.5,\"whole\":true,\"time\":8.5}}\n")
+    };
     steps.into_iter().map(line).collect()
 }
 
@@ -93,17 +95,17 @@ fn what_others_put_there_stays_and_later_lines_follow_it() {
         );
     }
     // The file is cut off in the second line.
-    let cut = |path: &Path| File::options().write(true).open(path).unwrap().set_len(60).unwrap();
+    let cut = |path: &Path| File::options().write(true).open(path).unwrap().set_len(70).unwrap();
     let (warned, text, _) = lines_beside(cut);
-    assert_eq!(text, format!("{}\n{later}", &lines(1..=3)[..60]));
-    let is = "it was cut off under the run, from 147 to 60 bytes: what stood behind is lost";
+    assert_eq!(text, format!("{}\n{later}", &lines(1..=3)[..70]));
+    let is = "it was cut off under the run, from 180 to 70 bytes: what stood behind is lost";
     assert!(warned.len() == 1 && warned[0].contains(is), "{warned:?}");
     // The file is cut off and then removed: the lost bytes stay lost.
     let (warned, text, _) = lines_beside(|path| {
         cut(path);
         fs::remove_file(path).unwrap();
     });
-    assert_eq!(text, format!("{}\n{later}", &lines(1..=3)[..60]));
+    assert_eq!(text, format!("{}\n{later}", &lines(1..=3)[..70]));
     assert!(warned.len() == 2 && warned[1].contains("it was removed"), "{warned:?}");
 }
 

@@ -59,6 +59,15 @@ impl Difference {
     }
 }
 
+/// How an evaluation compares with those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EvaluationRank {
+    /// Whether its loss is the least so far. An evaluation that a resumed run repeats is not.
+    pub improves: bool,
+    /// Number of evaluations in a row without a new least loss, with this one.
+    pub without_improvement: u64,
+}
+
 /// A message of rank 0.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
@@ -90,6 +99,8 @@ pub enum Message {
         whole: bool,
         /// Name and loss of each data set, if there are several.
         sets: Vec<(String, f64)>,
+        /// Comparison with earlier evaluations, if the run compares them.
+        standing: Option<EvaluationRank>,
     },
     /// The files of a checkpoint are on the disk. The checkpoint gets its name when the metrics of
     /// all earlier messages are on the disk too.

@@ -1,5 +1,6 @@
 //! The end of a run: complete, interrupted or failed.
 
+use checkpoint::evaluations::EvaluationHistory;
 use device::Error;
 
 /// The end of a run that did not fail.
@@ -7,7 +8,8 @@ use device::Error;
 pub struct Outcome {
     /// Last finished step.
     pub step: u64,
-    /// Whether this was the last step of the config, and the last evaluation is done.
+    /// Whether this was the last step of the config, and the last evaluation is done, or whether
+    /// `train.patience` ended the run here.
     pub complete: bool,
     /// xxh3 over fp32 parameters, first and second moments, in global tensor order. Empty if the
     /// ranks did not gather the states: after an interrupt, unless the weights are written.
@@ -19,6 +21,10 @@ pub struct Outcome {
     /// Name of a tensor whose gradient was not finite, if the last step was skipped. The tensor is
     /// in the last block with such a gradient, because its backward pass comes first.
     pub not_finite: Option<String>,
+    /// The evaluations of the run, with the best checkpoint, if the run compares them.
+    pub evaluations: Option<EvaluationHistory>,
+    /// Whether `train.patience` ended the run. Such a run is complete.
+    pub out_of_patience: bool,
     /// First and last of the skipped steps in a row that ended the run.
     pub diverged: Option<(u64, u64)>,
 }

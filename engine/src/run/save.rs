@@ -6,10 +6,15 @@
 //! it.
 
 mod background;
+pub(crate) mod best;
+mod job;
 mod pace;
 mod remote;
 
 use self::background::Snapshot;
+use self::best::SavedCheckpoint;
+use self::job::SaveJob;
+pub(crate) use self::job::SavePoint;
 use self::pace::Pace;
 use crate::TIMEOUT;
 use crate::run::barrier::barrier;
@@ -17,7 +22,8 @@ use crate::run::messages::{ChannelItem, Listener, Message, flush};
 use crate::run::{FaultPoint, RunOptions, Watcher};
 use crate::step::Trainer;
 use checkpoint::RunFolder;
-use checkpoint::disk_space::{checkpoint_bytes, is_full, make_room};
+use checkpoint::disk_space::{NeededCheckpoints, checkpoint_bytes, is_full, make_room};
+use checkpoint::evaluations::Evaluation;
 use checkpoint::folder::{clean, hint, retain_from};
 use checkpoint::manifest::{Control, Manifest, TensorEntry, states};
 use checkpoint::save_progress::SaveProgress;
@@ -46,6 +52,8 @@ pub(crate) struct Saver {
     folder: RunFolder,
     pace: Pace,
     keep: usize,
+    /// Whether the best checkpoint stays, too.
+    keeps_best: bool,
     /// Whether the run may be rolled back: see [`checkpoint::rollback`].
     takes_back: bool,
     tokens_per_step: u64,
@@ -73,38 +81,14 @@ struct SaveState {
     full: bool,
     /// Files of the ranks, by rank.
     files: Vec<Option<RankRecord>>,
-    /// Steps of the complete checkpoints from which the run resumed or which it has saved.
-    good: Vec<u64>,
+    /// The complete checkpoints from which the run resumed or which it has saved.
+    good: Vec<SavedCheckpoint>,
+    /// Evaluation of the best complete checkpoint.
+    best: Option<Evaluation>,
+    /// Evaluation of the checkpoint that is being written, if it becomes the best.
+    pending: Option<Evaluation>,
     /// Last warning about old checkpoints that stay, and about the hint.
     untidy: String,
-}
-
-/// Point in a run at which states are saved.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SavePoint {
-    pub(crate) step: u64,
-    /// Number of skipped steps in a row up to this step.
-    pub(crate) skipped_in_a_row: u64,
-}
-
-/// A checkpoint that is being saved.
-#[derive(Clone, Copy)]
-pub(super) struct SaveJob {
-    pub(super) step: u64,
-    pub(super) skipped_in_a_row: u64,
-    words: [f64; control::WORDS],
-    /// Whether the update of the step is delayed.
-    pub(super) late: bool,
-    started: Instant,
-    /// Time that training waited; `None` if it still waits.
-    waited: Option<Duration>,
-}
-
-impl SaveJob {
-    /// Returns the job with the time that training waited; `None` if it still waits.
-    pub(super) const fn after(self, waited: Option<Duration>) -> Self {
-        Self { waited, ..self }
-    }
 }
 
 /// Error that prevents a rank's file. `Device` ends the run, `Io` only ends the checkpoint.
@@ -120,7 +104,8 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Saver {
-    /// Makes the saver of `folder`, with the intervals of `config.train`. `None` if it never saves.
+    /// Makes the saver of `folder`, with the intervals of `config.train`. `best`: evaluation of the
+    /// best checkpoint there. `None` if it never saves.
     pub(crate) fn new(
         config: &Config,
         data: &Dataset,
@@ -128,6 +113,7 @@ impl Saver {
         folder: &RunFolder,
         options: &RunOptions,
         places: &Places,
+        best: Option<Evaluation>,
     ) -> Option<Arc<Self>> {
         let train = &config.train;
         if !train.saves() {
@@ -137,7 +123,9 @@ impl Saver {
         base.tensors = tensors(&built.decoder);
         base.rollback_history = options.rollback_history();
         let here = options.resume.as_deref().filter(|from| folder.has(from));
-        let good = here.map(|from| from.step()).into_iter().collect();
+        let named = best.map(|best| best.step);
+        let saved = here.map(|from| SavedCheckpoint { step: from.step(), best: named });
+        let good = saved.into_iter().collect();
         let ranks = 0..config.world_size();
         let decide = || crate::memory::checkpoint_copy(config, built) > 0;
         // In several processes, no rank would collect the files that background threads write.
@@ -149,12 +137,13 @@ impl Saver {
             folder: folder.clone(),
             pace,
             keep: train.checkpoint_keep,
+            keeps_best: train.keep_best,
             takes_back: train.rollbacks > 0,
             tokens_per_step: (config.batch.global * config.model.seq_len) as u64,
             base,
             most_states: crate::memory::saved_states(config),
             copies: copies.then(|| ranks.map(|_| Mutex::default()).collect()),
-            shared: Mutex::new(SaveState { files, good, ..SaveState::default() }),
+            shared: Mutex::new(SaveState { files, good, best, ..SaveState::default() }),
             writing: Mutex::new(None),
             under_way: Arc::default(),
             cores: places.ranks.iter().map(|place| place.cpus.clone()).collect(),
@@ -203,7 +192,7 @@ impl Saver {
         dev: &Device,
         trainer: &Trainer,
         meeting: Tensor,
-        SavePoint { step, skipped_in_a_row }: SavePoint,
+        SavePoint { step, skipped_in_a_row, evaluations, evaluation }: SavePoint,
         listener: Listener<'_>,
     ) -> Result<(), Error> {
         let started = Instant::now();
@@ -247,7 +236,18 @@ impl Saver {
         }
         let mut words = [0.0; control::WORDS];
         dev.read(optimizer.control(), &mut words)?;
-        let job = SaveJob { step, skipped_in_a_row, words, late, started, waited: None };
+        let waited = None;
+        let job = SaveJob {
+            step,
+            skipped_in_a_row,
+            evaluations,
+            evaluation,
+            words,
+            late,
+            started,
+            waited,
+        };
+        self.note_evaluation(&job);
         match (&self.copies, listener.sender) {
             (Some(_), Some(sender)) => {
                 self.start(job, started.elapsed(), sender.clone(), world);
@@ -273,7 +273,7 @@ impl Saver {
 
     /// Whether a checkpoint of `step` is on the disk. Valid while no checkpoint is being written.
     pub(crate) fn holds(&self, step: u64) -> bool {
-        lock(&self.shared).good.contains(&step)
+        lock(&self.shared).good.iter().any(|good| good.step == step)
     }
 
     pub(super) fn passes(&self, rank: usize, place: FaultPoint, step: u64) {
@@ -342,10 +342,12 @@ impl Saver {
         }
         let room = |folder: &Directory| {
             let shared = &mut *lock(&self.shared);
-            let newest = shared.good.last().copied().filter(|_| !self.needs_all(skipped));
+            let newest = shared.good.last().filter(|_| !self.needs_all(skipped));
+            let (newest, older) = (newest.map(|good| good.step), shared.kept_best());
+            let needed = newest.map(|newest| NeededCheckpoints { newest, older: &older });
             let bytes = checkpoint_bytes(self.bytes(late));
             let full = std::mem::take(&mut shared.full);
-            make_room(folder, newest, full, bytes, &Directory::free)
+            make_room(folder, needed, full, bytes, &Directory::free)
         };
         match self.folder.make().and_then(|folder| UnfinishedCheckpoint::begin(folder, step, room))
         {
@@ -377,7 +379,7 @@ impl Saver {
     /// Completes a checkpoint whose files are written: writes the manifest, gives the checkpoint
     /// its name, and returns the message. All earlier messages are on the disk before it gets its
     /// name.
-    pub(super) fn conclude(&self, job: &SaveJob, sender: Option<&Sender<ChannelItem>>) -> Message {
+    fn conclude(&self, job: &SaveJob, sender: Option<&Sender<ChannelItem>>) -> Message {
         let mut hashing = Duration::ZERO;
         if self.is_well() {
             if let Some(sender) = sender {
@@ -388,12 +390,14 @@ impl Saver {
             let mut manifest = self.base.clone();
             manifest.step = job.step;
             manifest.skipped_in_a_row = job.skipped_in_a_row;
+            manifest.evaluations = job.evaluations.map(|seen| seen.with_best(self.best()));
             manifest.tokens = job.step * self.tokens_per_step;
             manifest.control = Control::of(&job.words, self.base.control.scaled, job.late);
             let files: Vec<_> = lock(&self.shared).files.iter_mut().map(Option::take).collect();
             hashing = files.iter().flatten().map(|file| file.hashing).max().unwrap_or_default();
             let growing = self.folder.check_lock().and_then(|()| self.growing(job.step));
-            let published = growing.and_then(|it| it.publish(manifest, files));
+            let published =
+                growing.and_then(|it| it.publish(manifest, files, self.holds(job.step)));
             if let Err(error) = published {
                 self.refuse(&error);
             }
@@ -425,24 +429,21 @@ impl Saver {
             (shared.growing.take(), shared.problem.take())
         };
         if let Some(why) = problem {
+            lock(&self.shared).pending = None;
             // If another process has the lock now, the unfinished checkpoints belong to it. Files
             // that cannot be removed now are removed before the next checkpoint.
             let own = growing.filter(|_| self.folder.check_lock().is_ok());
             drop(own.map(|growing| clean(&growing.folder)));
             return Message::NotSaved { step, why };
         }
-        let oldest = {
-            let good = &mut lock(&self.shared).good;
-            good.retain(|good| *good < step);
-            good.push(step);
-            let needed = self.needs_all(job.skipped_in_a_row);
-            let surplus = if needed { 0 } else { good.len().saturating_sub(self.keep) };
-            good.drain(..surplus);
-            (!needed && good.len() == self.keep).then(|| good[0])
+        let (oldest, kept) = {
+            let shared = &mut *lock(&self.shared);
+            let needs_all = self.needs_all(job.skipped_in_a_row);
+            (shared.complete(step, self.keep, needs_all), shared.kept_best())
         };
         let tidied = growing.map_or(Ok(()), |UnfinishedCheckpoint { folder, .. }| {
             self.folder.check_lock()?;
-            oldest.map_or(Ok(()), |oldest| retain_from(&folder, oldest))?;
+            oldest.map_or(Ok(()), |oldest| retain_from(&folder, oldest, &kept))?;
             hint(&folder, step)
         });
         if let Err(error) = tidied {

@@ -9,6 +9,7 @@ use checkpoint::{Checkpoint, RunFolder};
 use config::Config;
 use data::Dataset;
 use data::model_files::ModelFiles;
+use data::progress::Silence;
 use engine::run::{Message, RunOptions, train};
 use onebox::generate::{ModelSource, WeightSource, next_logits};
 use safetensors::SafeTensors;
@@ -159,6 +160,7 @@ fn what_is_imported_and_exported_is_the_same_folder() {
             beside: &ModelFiles::default(),
             numbers: Numbers::F32,
             max_file_bytes: most,
+            progress: &Silence,
         };
         let names = export(&model, &out).unwrap();
         let parts = names.iter().filter(|n| n.ends_with(".safetensors")).count();

@@ -12,6 +12,7 @@ use checkpoint::hugging_face::{Folder, ModelExport, Numbers, PretrainedWeights, 
 use checkpoint::{Checkpoint, RunFolder};
 use config::Config;
 use data::model_files::ModelFiles;
+use data::progress::Silence;
 use data::{Corpus, Dataset, Document};
 use engine::run::{Message, RunOptions, train};
 use files::held::LockedRunDir;
@@ -345,6 +346,7 @@ fn a_folder_goes_back_as_it_came() {
             beside: &ModelFiles::default(),
             numbers: Numbers::F32,
             max_file_bytes: u64::MAX,
+            progress: &Silence,
         };
         export(&exported, &out).unwrap_or_else(|e| panic!("{e}"));
         let bytes = std::fs::read(out.join("model.safetensors")).unwrap();

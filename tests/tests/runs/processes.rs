@@ -327,3 +327,58 @@ fn collectives(count: usize, (tp, dp): (usize, usize), dtype: Dtype) -> Vec<Vec<
         all.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
+
+/// The expected step and best checkpoint follow from the losses of the evaluations.
+#[test]
+fn a_run_that_compares_its_evaluations_decides_alike_in_every_mode_and_number_of_processes() {
+    let compared = [
+        "train.steps=16",
+        "train.eval_every=2",
+        "train.keep_best=true",
+        "train.patience=2",
+        "train.checkpoint_every=3",
+        "train.checkpoint_keep=1",
+        "optimizer.lr=1.0",
+        "schedule.warmup_steps=16",
+    ];
+    let sets = with(&with(BASE, TP2_DP2), &compared);
+    let modes: [&[&str]; 4] = [
+        &["offload.update=Serial"],
+        &["offload.update=Speculative"],
+        &["offload.update=Delayed(after_step: 2)"],
+        &["offload.parameters=Host", "recompute=Block"],
+    ];
+    for mode in modes {
+        let of = |count: usize| {
+            let folder = tempfile::tempdir().unwrap();
+            let ran = ran(count, &with(&sets, mode), &saving(folder.path(), None));
+            (ran, contents(folder.path()))
+        };
+        let (one, files) = of(1);
+        let mut least = (0, f64::INFINITY);
+        let mut since = 0;
+        let expected = one.evals.iter().take_while(|(step, loss)| {
+            let goes_on = since < 2;
+            match *loss < least.1 {
+                true => (least, since) = ((*step, *loss), 0),
+                false => since += 1,
+            }
+            goes_on
+        });
+        assert_eq!(expected.count(), one.evals.len(), "{mode:?}: an evaluation after the end");
+        assert!(since == 2 && one.outcome.out_of_patience && one.outcome.complete, "{mode:?}");
+        assert_eq!(one.outcome.step, least.0 + 4, "{mode:?}");
+        let seen = one.outcome.evaluations.unwrap();
+        let best = seen.best().map(|best| (best.step, best.loss().to_bits()));
+        assert_eq!(best, Some((least.0, least.1.to_bits())), "{mode:?}");
+        let manifests = files.iter().filter(|(name, _)| name.ends_with("MANIFEST"));
+        let names: Vec<&str> = manifests.map(|(name, _)| name.as_str()).collect();
+        let kept = [least.0, least.0 + 4].map(|step| format!("step-{step:08}/MANIFEST"));
+        assert_eq!(names, kept, "{mode:?}");
+        for count in [2, 4] {
+            let (several, in_several) = of(count);
+            assert_eq!(several.outcome, one.outcome, "{mode:?}, {count} processes");
+            assert!(in_several == files, "{mode:?}, {count} processes");
+        }
+    }
+}

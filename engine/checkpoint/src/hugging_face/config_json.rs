@@ -5,8 +5,11 @@ use config::{Family, ModelConfig, RopeScaling};
 use files::json::Object;
 use files::shell::quoted;
 use layout::build::decimal;
+use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::io;
 
 /// Bytes of the longest `config.json` that an export uses; a longer file describes no model.
 const LONGEST: usize = 1 << 20;
@@ -31,7 +34,111 @@ pub(super) fn text(
             all[key] = value.clone();
         }
     }
-    Ok(format!("{all:#}\n"))
+    keep_numbers(&mut all, &numbers_of(&came));
+    written(&all)
+}
+
+/// The numbers of a `config.json` by key, also those in nested objects.
+fn numbers_of(keys: &BTreeMap<String, Value>) -> BTreeMap<&str, &Value> {
+    fn collect<'a>(key: &'a str, value: &'a Value, found: &mut BTreeMap<&'a str, &'a Value>) {
+        match value {
+            Value::Number(_) => drop(found.entry(key).or_insert(value)),
+            Value::Object(inner) => inner.iter().for_each(|(k, v)| collect(k, v, found)),
+            _ => {}
+        }
+    }
+    let mut found = BTreeMap::new();
+    keys.iter().for_each(|(key, value)| collect(key, value, &mut found));
+    found
+}
+
+/// Replaces each fraction by the number of the original file that has its value in 32 bits, so that
+/// `10000000` does not become `10000000.0`.
+fn keep_numbers(all: &mut Value, came: &BTreeMap<&str, &Value>) {
+    let single = |value: &Value| value.as_f64().map(|number| number as f32);
+    for (key, value) in all.as_object_mut().into_iter().flatten() {
+        match (&value, came.get(key.as_str())) {
+            (Value::Object(_), _) => keep_numbers(value, came),
+            (Value::Number(ours), Some(theirs))
+                if ours.is_f64() && single(value) == single(theirs) =>
+            {
+                *value = (*theirs).clone();
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The text of a `config.json`, with numbers as Python prints them.
+fn written(all: &Value) -> Result<String, String> {
+    let mut text = Vec::new();
+    let numbers = PythonNumbers(PrettyFormatter::new());
+    let mut writer = Serializer::with_formatter(&mut text, numbers);
+    all.serialize(&mut writer).map_err(|error| error.to_string())?;
+    text.push(b'\n');
+    String::from_utf8(text).map_err(|error| error.to_string())
+}
+
+/// Indents as [`PrettyFormatter`] does, and writes `1e-05` where Rust writes `0.00001`.
+struct PythonNumbers(PrettyFormatter<'static>);
+
+impl Formatter for PythonNumbers {
+    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        let text = format!("{value:e}");
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        match exponent.parse::<i32>() {
+            // Python writes an exponent outside of this range.
+            Ok(exponent) if !(-4..16).contains(&exponent) => {
+                let sign = if exponent < 0 { '-' } else { '+' };
+                write!(writer, "{digits}e{sign}{:02}", exponent.unsigned_abs())
+            }
+            _ => write!(writer, "{value:?}"),
+        }
+    }
+
+    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_array(writer)
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_array(writer)
+    }
+
+    fn begin_array_value<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_array_value(writer, first)
+    }
+
+    fn end_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_array_value(writer)
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object(writer)
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object(writer)
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_object_key(writer, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object_value(writer)
+    }
+
+    fn end_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object_value(writer)
+    }
 }
 
 /// The keys of a `config.json`, if it describes `model` except for the sample length; else empty.
@@ -296,6 +403,29 @@ mod tests {
         // No key of another model is kept.
         came["num_hidden_layers"] = json!(2);
         assert_eq!(read(Some(&came)), read(None));
+    }
+
+    /// Source: `json.dumps` of Python, which writes the files of transformers.
+    #[test]
+    fn numbers_print_as_in_the_file_that_they_came_from() {
+        let ron = "(model: (family: Llama, layers: 1, hidden: 32, heads: 4, seq_len: 16, vocab: 61,
+                     norm_eps: 1e-5, rope: (theta: 1e7)),
+                    data: (train: \"x\", format: U16), train: (steps: 1))";
+        let model = load_str(ron, "a.ron", Path::new("."), &[]).unwrap().config.model;
+        let write = |came: Option<&str>| text(&model, "float32", came.map(str::as_bytes)).unwrap();
+        let first = write(None);
+        for said in [
+            "\"rms_norm_eps\": 1e-05,",
+            "\"initializer_range\": 0.02,",
+            "\"rope_theta\": 10000000.0",
+        ] {
+            assert!(first.contains(said), "{said}: {first}");
+        }
+        let came = first.replace("10000000.0", "10000000");
+        let came = came.replace("1e-05", "9.999999747378752e-06").replace("0.02,", "0.03,");
+        let again = write(Some(&came));
+        // The initial values are a key of onebox's config, which says 0.02.
+        assert_eq!(again, came.replace("0.03,", "0.02,"));
     }
 
     #[test]

@@ -68,6 +68,12 @@ pub(super) struct TensorPlace {
     pub(super) turned: bool,
 }
 
+impl TensorPlace {
+    pub(super) const fn num_elements(&self) -> usize {
+        self.shape.0 * self.shape.1
+    }
+}
+
 impl Folder {
     /// Opens a folder with `config.json` and `model.safetensors`, or its parts and their index.
     ///
@@ -342,7 +348,7 @@ impl Folder {
     /// # Errors
     /// As for [`read`](Self::read).
     pub(super) fn check(&self, place: &TensorPlace) -> Result<(), FolderError> {
-        let all = place.shape.0 * place.shape.1;
+        let all = place.num_elements();
         let parts = (0..all.div_ceil(CHECKED)).into_par_iter().map(|i| i * CHECKED);
         parts
             .map(|first| self.read_part(place, first, &mut vec![0.0; CHECKED.min(all - first)]))

@@ -3,6 +3,7 @@
 use super::FolderError;
 use super::folder::{Folder, TensorPlace};
 
+use data::progress::Progress;
 use device::Rank;
 use layout::segment_runs::SegmentRuns;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,8 +31,13 @@ impl PretrainedWeights {
     ///
     /// # Errors
     /// A file that cannot be read, or the first tensor with a number that is not finite.
-    pub fn check(&self) -> Result<(), FolderError> {
-        self.places.iter().try_for_each(|place| self.folder.check(place))
+    pub fn check(&self, progress: &dyn Progress) -> Result<(), FolderError> {
+        let reading = progress.begin("checking weights", self.places.iter().map(bytes).sum());
+        self.places.iter().try_for_each(|place| {
+            self.folder.check(place)?;
+            reading.add(bytes(place));
+            Ok(())
+        })
     }
 
     /// The parameters of `rank` in the layout of `gpt`.
@@ -39,6 +45,11 @@ impl PretrainedWeights {
         let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
         RankWeights { from: self, runs, turned: Mutex::default() }
     }
+}
+
+/// Bytes of a tensor in fp32.
+const fn bytes(place: &TensorPlace) -> u64 {
+    4 * place.num_elements() as u64
 }
 
 /// The pretrained parameters of one rank.

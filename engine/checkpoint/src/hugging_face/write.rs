@@ -6,9 +6,11 @@ use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
 use crate::manifest::TensorEntry;
 use crate::{Checkpoint, CheckpointError, TensorState, header};
 use config::Config;
+use data::byte_tokenizer::{tokenizer_config, tokenizer_json};
 use data::model_files::ModelFiles;
+use data::progress::{Progress, Reading};
 use files::durable::{create_new, rename, sync_folder};
-use files::names::{FILES, LOCK, TOKENIZER};
+use files::names::{FILES, LOCK, TOKENIZER, TOKENIZER_CONFIG};
 use files::path_text::ShownPath;
 use files::regular_file;
 use half::bf16;
@@ -105,6 +107,8 @@ pub struct ModelExport<'a> {
     pub numbers: Numbers,
     /// Largest size of a file that holds more than one tensor, in bytes.
     pub max_file_bytes: u64,
+    /// Receiver of the progress.
+    pub progress: &'a dyn Progress,
 }
 
 /// Writes `model` into the new folder `out`; returns the names of all files.
@@ -112,7 +116,6 @@ pub struct ModelExport<'a> {
 /// # Errors
 /// [`ExportError`]; then `out` is unchanged.
 pub fn export(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, ExportError> {
-    let ModelExport { checkpoint, built, numbers, .. } = *model;
     if fs::symlink_metadata(out).is_ok() {
         return Err(ExportError::Exists(out.to_owned()));
     }
@@ -123,9 +126,9 @@ pub fn export(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, Export
         fs::create_dir_all(parent).map_err(cannot_write(parent))?;
     }
     let lock = begin(&unfinished)?;
-    let names = Names::of(&built.decoder.shape().architecture);
+    let names = Names::of(&model.built.decoder.shape().architecture);
     let done = fill(model, names, &unfinished)
-        .and_then(|files| read_back(checkpoint, built, &unfinished, numbers).map(|()| files))
+        .and_then(|files| read_back(model, &unfinished).map(|()| files))
         .and_then(|files| {
             let named = sync_folder(&unfinished)
                 .and_then(|()| match is_held(&lock, &unfinished) {
@@ -213,6 +216,7 @@ fn fill(
     let tensors = model.checkpoint.summary().tensors();
     let files = parts(tensors, model.max_file_bytes, numbers.width());
     let total: u64 = tensors.iter().map(|t| numbers.width() * t.num_elements() as u64).sum();
+    let reading = model.progress.begin("writing weights", total);
     let mut names = Vec::new();
     let mut map = Map::new();
     for (number, part) in files.iter().enumerate() {
@@ -223,10 +227,10 @@ fn fill(
         for tensor in &tensors[part.clone()] {
             map.insert(spelled.whole(&tensor.name), name.clone().into());
         }
-        let tensors = &tensors[part.clone()];
-        write_part(model, spelled, part.start, tensors, &folder.join(&name))?;
+        write_part(model, spelled, part.clone(), &folder.join(&name), &*reading)?;
         names.push(name);
     }
+    drop(reading);
     if files.len() > 1 {
         let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
         write_small(folder, INDEX, format!("{index:#}\n").as_bytes(), &mut names)?;
@@ -237,12 +241,21 @@ fn fill(
     if let Some(bytes) = tokenizer {
         write_small(folder, TOKENIZER, bytes, &mut names)?;
     }
+    if tokenizer.is_none() && makes_bytes(config) && beside.get(TOKENIZER).is_none() {
+        write_small(folder, TOKENIZER, tokenizer_json().as_bytes(), &mut names)?;
+        write_small(folder, TOKENIZER_CONFIG, tokenizer_config().as_bytes(), &mut names)?;
+    }
     for (name, bytes) in beside.files() {
         if *name != CONFIG && (*name != TOKENIZER || tokenizer.is_none()) {
             write_small(folder, name, bytes, &mut names)?;
         }
     }
     Ok(names)
+}
+
+/// Whether the tokens of a run are the bytes of its texts.
+const fn makes_bytes(config: &Config) -> bool {
+    config.data.tokenizer.is_none() && config.data.format.is_bytes() && config.model.vocab >= 256
 }
 
 /// Ranges of tensors, one per file: each fits into `most` bytes or is a single tensor.
@@ -268,10 +281,12 @@ fn parts(tensors: &[TensorEntry], most: u64, width: u64) -> Vec<std::ops::Range<
 fn write_part(
     model: &ModelExport<'_>,
     spelled: Names,
-    first: usize,
-    tensors: &[TensorEntry],
+    tensors: std::ops::Range<usize>,
     path: &Path,
+    reading: &dyn Reading,
 ) -> Result<(), ExportError> {
+    let (first, all) = (tensors.start, model.checkpoint.summary().tensors());
+    let tensors = &all[tensors];
     let numbers = model.numbers;
     let failed = cannot_write(path);
     let shape = |param: &Param| {
@@ -298,6 +313,7 @@ fn write_part(
             let mut bytes = Vec::with_capacity(4 * part.len());
             part.iter().for_each(|x| numbers.write(*x, &mut bytes));
             file.write_all(&bytes).map_err(&failed)?;
+            reading.add(bytes.len() as u64);
         }
     }
     file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&failed)?;
@@ -316,20 +332,20 @@ fn parameter(
 }
 
 /// Reads the folder as an import would, and compares all values with the checkpoint.
-fn read_back(
-    from: &Checkpoint,
-    built: &RankLayout,
-    folder: &Path,
-    numbers: Numbers,
-) -> Result<(), ExportError> {
+fn read_back(model: &ModelExport<'_>, folder: &Path) -> Result<(), ExportError> {
+    let ModelExport { checkpoint: from, built, numbers, progress, .. } = *model;
     let written = Folder::open(folder)?;
     let places = written.places(&built.decoder)?;
-    for (index, (tensor, place)) in from.summary().tensors().iter().zip(&places).enumerate() {
+    let tensors = from.summary().tensors();
+    let bytes = |tensor: &TensorEntry| numbers.width() * tensor.num_elements() as u64;
+    let reading = progress.begin("comparing weights", tensors.iter().map(bytes).sum());
+    for (index, (tensor, place)) in tensors.iter().zip(&places).enumerate() {
         let (values, is) = (parameter(from, index, tensor)?, written.read(place)?);
         if !values.iter().map(|x| numbers.kept(*x).to_bits()).eq(is.iter().map(|x| x.to_bits())) {
             let (path, tensor) = (folder.to_owned(), tensor.name.clone());
             return Err(ExportError::Unequal { path, tensor });
         }
+        reading.add(bytes(tensor));
     }
     Ok(())
 }

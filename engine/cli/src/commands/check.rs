@@ -50,6 +50,9 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let parameters = layout::build::shape(config).parameters();
     let not_built = config.not_built(&loaded.origins, || team.machine.missing_gpus());
+    if let Some(unusual) = config.unusual_rate().filter(|_| team.is_first()) {
+        say(&format!("warning: {unusual}"));
+    }
     if *json {
         let cannot = not_built.as_ref().map_or_else(Vec::new, in_json);
         return print_json(&json!({

@@ -235,7 +235,7 @@ pub(super) fn with_rows<T>(
     path: &Path,
     cache: &Cache,
     tokenizer: &Tokenizer,
-    ReadOptions { names_all, is_brief, .. }: ReadOptions,
+    ReadOptions { quiet, names_all, is_brief, .. }: ReadOptions,
     then: impl FnOnce(RowSource<'_>) -> T,
 ) -> Result<T, DataError> {
     let refused = |problem| {
@@ -252,9 +252,17 @@ pub(super) fn with_rows<T>(
             Rows::of_texts(tokenizer, text, end.as_deref())
         }
         _ => {
-            let found = beside.map_err(|e| e.to_string()).and_then(|b| Template::of_data(&b));
-            template = found.map_err(|why| refused(Problem::NoTemplate(why)))?;
-            Rows::of_chats(tokenizer, &template, &data.system)
+            let found = beside
+                .map_err(|e| e.to_string())
+                .and_then(|beside| Ok((Template::find_for_data(&beside)?, end_of_text(&beside)?)));
+            let (found, end) = found.map_err(|why| refused(Problem::NoTemplate(why)))?;
+            template = found;
+            let rows = match &template {
+                Some(template) => Rows::of_chats(tokenizer, template, &data.system),
+                None if data.system.is_empty() => Rows::of_pairs(tokenizer, end.as_deref()),
+                None => return Err(refused(Problem::SystemWithoutTemplate)),
+            };
+            rows.with_columns(&data.columns, data.targets)
         }
     };
     let rows = rows.with_control_tokens(data.control_tokens);
@@ -262,5 +270,17 @@ pub(super) fn with_rows<T>(
     let (format, packing, truncate) = (&data.format, data.packing, data.truncate);
     let tokenizer = path;
     let rows = &rows;
-    Ok(then(RowSource { rows, tokenizer, format, packing, truncate, names_all, is_brief, cache }))
+    let progress: &dyn Progress = if quiet { &Silence } else { &TerminalProgress };
+    let with = RowSource {
+        rows,
+        tokenizer,
+        format,
+        packing,
+        truncate,
+        names_all,
+        is_brief,
+        cache,
+        progress,
+    };
+    Ok(then(with))
 }

@@ -2,7 +2,11 @@
 
 use super::{CommandError, code, print_as};
 use data::{Cache, PartCount};
-use device::cuda::{GpuInfo, GpuMemory, GpuOverhead, LibraryInfo, Probe, free_memory, look};
+use device::cuda::{
+    GpuInfo, GpuMemory, GpuOverhead, LibraryFile, LibraryInfo, Probe, free_memory, look,
+    try_compiler,
+};
+use files::foreign_text::reason;
 use files::path_text::ShownPath;
 use layout::LocalMachine;
 use layout::hardware_queues::few_queues;
@@ -102,7 +106,11 @@ const DATA_CACHE: &str = "data cache";
 
 fn cuda(probe: &Probe) -> Vec<Finding> {
     let driver = match &probe.driver {
-        Ok(version) => Finding::new(Verdict::Ok, "driver", format!("for CUDA {version}")),
+        Ok(version) => {
+            let file = probe.driver_file.as_deref().map(|path| format!(", {}", path.shown()));
+            let text = format!("for CUDA {version}{}", file.unwrap_or_default());
+            Finding::new(Verdict::Ok, "driver", text)
+        }
         Err(why) => Finding::new(Verdict::Fail, "driver", why).remedy(
             "install NVIDIA's driver, R525 or newer; in a container, start it with its GPUs",
         ),
@@ -114,6 +122,7 @@ fn cuda(probe: &Probe) -> Vec<Finding> {
         findings.push(none.remedy("CUDA_VISIBLE_DEVICES hides GPUs that it does not name"));
     }
     findings.extend(probe.libraries.iter().map(library));
+    findings.extend(compiler(probe));
     for (name, why, remedy) in probe.unfit_libraries() {
         findings.push(Finding::new(Verdict::Fail, name, why).remedy(remedy));
     }
@@ -157,16 +166,40 @@ fn gpu_finding(gpu: &GpuInfo) -> Finding {
 }
 
 fn library(library: &LibraryInfo) -> Finding {
-    let LibraryInfo { name, version, required } = library;
+    let LibraryInfo { name, version, file, parts, required } = library;
     match version {
-        Ok(version) => Finding::new(Verdict::Ok, name, version),
+        Ok(version) => {
+            let mut text = version.clone();
+            if let Some(LibraryFile { path, place }) = file {
+                text += &format!(", {} ({place})", path.shown());
+            }
+            for part in parts {
+                text += &format!(", with {}", part.shown());
+            }
+            Finding::new(Verdict::Ok, name, text)
+        }
         Err(why) if *required => Finding::new(Verdict::Fail, name, why).remedy(
-            "install the CUDA toolkit's libraries (12 or 13) and let LD_LIBRARY_PATH name their folder",
+            "install onebox's extra `cuda12` or `cuda13` with pip, or the CUDA toolkit (12 or 13), and set CUDA_HOME if it is not in /usr/local/cuda",
         ),
         Err(why) => Finding::new(Verdict::Warn, name, why).remedy(
             "without it GPUs exchange data by kernels that read each other's memory, if they can",
         ),
     }
+}
+
+/// Reports a compiler that was found and does not compile.
+fn compiler(probe: &Probe) -> Option<Finding> {
+    let unfit = probe.unfit_libraries();
+    let found = probe.libraries.iter().find(|library| library.name == "NVRTC")?;
+    if found.version.is_err() || unfit.iter().any(|(name, ..)| *name == found.name) {
+        return None;
+    }
+    let why = try_compiler(probe).err()?;
+    let why = reason(why.replace('\n', " "));
+    let finding = Finding::new(Verdict::Fail, found.name, format!("an empty kernel: {why}"));
+    Some(
+        finding.remedy("install NVRTC with all of its files: libnvrtc-builtins lies in its folder"),
+    )
 }
 
 fn host(probe: &Probe, machine: Result<&Machine, &topology::Error>) -> Vec<Finding> {

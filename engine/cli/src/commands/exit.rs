@@ -39,7 +39,8 @@ Exit codes:
   75   interrupted, stopped cleanly
   76   a rank failed
   78   the config is wrong
-  79   training diverged: every step is skipped; generate: logits are not finite
+  79   training diverged: all steps are skipped, or the loss ends above that of
+       a guess; generate: logits are not finite
   80   not enough host memory
   81   not enough GPU memory
   82   no intact checkpoint

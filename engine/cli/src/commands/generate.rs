@@ -1,15 +1,19 @@
 //! `onebox generate`: writes text with a trained model.
 
-use super::checkpoint::run_of;
+mod conversation;
+mod turns;
+
+use super::checkpoint::{ChoiceArgs, run_of};
 use super::{CommandError, Failable, code, data, print, say, seen};
 use crate::generate::{
     ComputeDevice, End, GenerateError, ModelSource, Piece, Sampling, StopCondition, WeightSource,
     default_prompt, generate, next_logits,
 };
+use crate::report::reading::TerminalProgress;
 use ::data::chat::{Chat, Template, message, stop_tokens};
 use ::data::model_files::ModelFiles;
 use checkpoint::Checkpoint;
-use checkpoint::inspect::open_newest;
+use checkpoint::inspect::{best_of, checkpoints_of};
 use config::{Config, DeviceConfig, LoadedConfig, Precision, load_of_run, load_str};
 use files::input;
 use files::names::{CONFIG, KEPT, TOKENIZER, WEIGHTS};
@@ -22,22 +26,27 @@ use topology::format_bytes;
 /// Write text with a trained model.
 #[derive(Debug, clap::Args)]
 pub(super) struct GenerateArgs {
-    /// Run directory, checkpoint, or folder of a Hugging Face transformers model
+    /// Run directory, checkpoint, or folder of a Hugging Face transformers model. Of a run with
+    /// train.keep_best, the best checkpoint
     run: PathBuf,
+    #[command(flatten)]
+    choice: ChoiceArgs,
     /// Device, if not that of the run: device=Cpu (the cores) or device=Cuda (one GPU). Number
     /// type: precision=Fp32, Bf16 or Fp16
     #[arg(long, value_name = "KEY=VALUE", value_parser = setting)]
     set: Vec<Setting>,
     /// Start of the text; token numbers for a model of token files. Several prompts give several
     /// texts, which are computed together
-    #[arg(long, value_name = "TEXT", default_value = "\n", group = "start")]
+    /// [default: a line end]
+    #[arg(long, value_name = "TEXT", group = "start")]
     prompt: Vec<String>,
     /// File with the start of the text; the end of its last line is left out. `-` is the standard
     /// input
     #[arg(long, value_name = "FILE", group = "start")]
     prompt_file: Vec<PathBuf>,
-    /// Use prompts as the user's messages in the model's chat template; print only the answers
-    #[arg(long, requires = "start")]
+    /// Use prompts as the user's messages in the model's chat template; print only the answers.
+    /// Without a prompt: keep a conversation, in which each line of the standard input is a message
+    #[arg(long)]
     chat: bool,
     /// With --chat: the system message before the user's message
     #[arg(long, value_name = "TEXT", requires = "chat")]
@@ -46,9 +55,14 @@ pub(super) struct GenerateArgs {
     /// JSON is a text
     #[arg(long, value_name = "NAME=VALUE", requires = "chat", value_parser = variable)]
     template_var: Vec<(String, serde_json::Value)>,
-    /// Maximum number of tokens to draw for each prompt
-    #[arg(long, default_value_t = 200)]
-    tokens: usize,
+    /// In a conversation: the maximum number of tokens of the messages, at most model.seq_len
+    /// [default: model.seq_len, at most 8192]
+    #[arg(long, value_name = "N", requires = "chat", conflicts_with = "start", value_parser = clap::value_parser!(u32).range(2..))]
+    context: Option<u32>,
+    /// Maximum number of tokens to draw for each prompt [default: 200; in a conversation, as many as
+    /// --context allows]
+    #[arg(long)]
+    tokens: Option<usize>,
     /// Sampling temperature; with 0, always the likeliest token
     #[arg(long, default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     temperature: f64,
@@ -110,6 +124,9 @@ fn variable(text: &str) -> Result<(String, serde_json::Value), String> {
 /// Python's values with their JSON forms.
 const PYTHON: [(&str, &str); 3] = [("True", "true"), ("False", "false"), ("None", "null")];
 
+/// Default for the maximum number of tokens of a text.
+const TOKENS: usize = 200;
+
 /// Maximum bytes of a prompt file: a hundred times the longest context of a model.
 const LONGEST_PROMPT: u64 = 64 << 20;
 
@@ -137,14 +154,23 @@ fn prompt_in(path: &Path) -> Result<String, CommandError> {
     Ok(text)
 }
 
-/// Opens the newest complete checkpoint of a run that has not ended.
-fn newest(args: &GenerateArgs, lacks: &str) -> Result<Checkpoint, CommandError> {
-    let found = open_newest(&args.run);
-    let found = found.map_err(|e| format!("{} {lacks}, and no checkpoint: {e}", args.run.shown()));
-    let (found, broken) = found.fail_with(code::DATA)?;
-    broken.iter().for_each(|why| say(&format!("warning: {why}")));
-    say(&format!("{}: the parameters after step {}", found.path().shown(), found.step()));
-    Ok(found)
+/// Opens the checkpoint of a run that has no weights, or whose checkpoint is asked for.
+fn open_checkpoint(args: &GenerateArgs, lacks: &str) -> Result<Checkpoint, CommandError> {
+    let opened = args.choice.open(&args.run);
+    opened.map_err(|error| match args.choice.is_default() && !has_best(&args.run) {
+        // The run lacks both.
+        true => {
+            let why = format!("{} {lacks}, and no checkpoint: {}", args.run.shown(), error.message);
+            CommandError::new(code::DATA, why)
+        }
+        false => error,
+    })
+}
+
+/// Whether the run in `dir` has kept its best checkpoint.
+fn has_best(dir: &Path) -> bool {
+    let all = checkpoints_of(dir).unwrap_or_default();
+    best_of(&all).is_ok_and(|(best, _)| best.is_some())
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -176,6 +202,13 @@ fn config_of(folder: &Path) -> Result<LoadedConfig, CommandError> {
 
 pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     if args.run.join("config.json").is_file() && !args.run.join(CONFIG).exists() {
+        if !args.choice.is_default() {
+            let why = format!(
+                "{}: it is the folder of a model, which has no steps: leave out --last and --step",
+                args.run.shown()
+            );
+            return Err(CommandError::new(code::USAGE, why));
+        }
         let loaded = config_of(&args.run)?;
         let tokenizer = data::tokenizer(&loaded.config)?;
         let trained = WeightSource::Folder(&args.run);
@@ -187,13 +220,19 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
     let (loaded, checkpoint) = if config.is_file() {
         let loaded = load_of_run(&config).fail_with(code::CONFIG)?;
         let lacks = format!("has no {WEIGHTS}, which a run writes when it ends");
-        let checkpoint = if weights.exists() { None } else { Some(newest(args, &lacks)?) };
+        let choice = &args.choice;
+        let takes_checkpoint =
+            choice.is_step() || !weights.exists() || choice.is_default() && has_best(&args.run);
+        let checkpoint = takes_checkpoint.then(|| open_checkpoint(args, &lacks)).transpose()?;
+        if checkpoint.is_none() {
+            say(&format!("{}: the parameters of the end of the run", weights.shown()));
+        }
         (loaded, checkpoint)
     } else if config.symlink_metadata().is_ok() {
         return Err(CommandError::new(code::DATA, format!("{} is not a file", config.shown())));
     } else {
-        let found =
-            newest(args, &format!("is not a run directory (it has no {CONFIG}; see runs/)"))?;
+        let lacks = format!("is not a run directory (it has no {CONFIG}; see runs/)");
+        let found = open_checkpoint(args, &lacks)?;
         let stored = found.summary().config();
         (stored.fail_with(code::CHECKPOINT)?, Some(found))
     };
@@ -228,6 +267,7 @@ impl LoadedModel<'_> {
 /// Draws and prints the texts, or prints the logits if `--logits` is set.
 fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<(), CommandError> {
     let mut model = from.model;
+    model.progress = &TerminalProgress;
     if config.device == DeviceConfig::Cuda {
         model.device = ComputeDevice::Gpu;
     }
@@ -238,9 +278,13 @@ fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<
             Setting::Precision(precision) => model.precision = precision,
         }
     }
-    let asked = match args.prompt_file.is_empty() {
-        true => args.prompt.clone(),
-        false => args.prompt_file.iter().map(|path| prompt_in(path)).collect::<Result<_, _>>()?,
+    if args.chat && args.prompt.is_empty() && args.prompt_file.is_empty() {
+        return conversation::run(args, config, from, &model);
+    }
+    let asked = match (&args.prompt[..], &args.prompt_file[..]) {
+        ([], []) => vec!["\n".to_owned()],
+        (prompts, []) => prompts.to_vec(),
+        (_, files) => files.iter().map(|path| prompt_in(path)).collect::<Result<_, _>>()?,
     };
     if args.logits {
         let [prompt] = &asked[..] else {
@@ -250,9 +294,23 @@ fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<
         let logits = next_logits(config, &model, &prompt)?;
         return print(&format!("{}\n", serde_json::json!({ "logits": logits })));
     }
-    let (prompts, tokens) = (texts_of(args, config, from, &asked)?, stop_tokens(&from.beside));
-    let sampling = Sampling {
-        tokens: args.tokens,
+    let (prompts, sampling) = (texts_of(args, config, from, &asked)?, sampling(args, from)?);
+    let all = vec![TextProgress::default(); prompts.len()];
+    let mut texts = Texts { all, shown: !args.json, at: (0, 0), unseen: None };
+    let mut emit = |i: usize, piece: Piece<'_>| texts.take(i, piece);
+    generate(config, &model, &prompts, &sampling, &mut emit)?;
+    texts.unseen.map_or(Ok(()), Err)?;
+    for (prompt, text) in asked.iter().zip(&texts.all).filter(|_| args.json) {
+        print_text(prompt, text)?;
+    }
+    Ok(())
+}
+
+/// Settings of sampling in the arguments.
+fn sampling(args: &GenerateArgs, from: &LoadedModel<'_>) -> Result<Sampling, CommandError> {
+    let tokens = stop_tokens(&from.beside);
+    Ok(Sampling {
+        tokens: args.tokens.unwrap_or(TOKENS),
         temperature: args.temperature,
         top_k: args.top_k.map(|k| k as usize),
         top_p: args.top_p,
@@ -262,21 +320,31 @@ fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<
             texts: args.stop.iter().map(|text| text.clone().into_bytes()).collect(),
         },
         echo: !args.chat,
-        special: !args.chat && matches!(model.weights, WeightSource::Folder(_)),
-    };
-    let all = vec![TextProgress::default(); prompts.len()];
-    let mut texts = Texts { all, shown: !args.json, at: (0, 0), unseen: None };
-    let mut emit = |i: usize, piece: Piece<'_>| texts.take(i, piece);
-    generate(config, &model, &prompts, &sampling, &mut emit)?;
-    texts.unseen.map_or(Ok(()), Err)?;
-    for (prompt, text) in asked.iter().zip(&texts.all).filter(|_| args.json) {
-        let written = String::from_utf8_lossy(&text.bytes);
-        let (end, tokens) = (text.end, &text.tokens);
-        let json =
-            serde_json::json!({ "prompt": prompt, "text": written, "tokens": tokens, "end": end });
-        print(&format!("{json}\n"))?;
+        special: !args.chat && matches!(from.model.weights, WeightSource::Folder(_)),
+    })
+}
+
+/// Prints a prompt and its text as a JSON object on one line.
+fn print_text(prompt: &str, text: &TextProgress) -> Result<(), CommandError> {
+    let written = String::from_utf8_lossy(&text.bytes);
+    let (end, tokens) = (text.end, &text.tokens);
+    let json =
+        serde_json::json!({ "prompt": prompt, "text": written, "tokens": tokens, "end": end });
+    print(&format!("{json}\n"))
+}
+
+/// Chat template of the model, with the variables in the arguments.
+fn template(args: &GenerateArgs, from: &LoadedModel<'_>) -> Result<Template, CommandError> {
+    if from.model.tokenizer.is_none() {
+        let why = "--chat needs a model whose text goes through a tokenizer: leave it out";
+        return Err(CommandError::new(code::DATA, why));
     }
-    Ok(())
+    let template = Template::of(&from.beside).and_then(|t| t.with(&args.template_var));
+    let template = template.map_err(|why| from.unusable(&why))?;
+    if let Some(left_out) = from.beside.left_out() {
+        say(&format!("note: {}: {left_out}", from.place.shown()));
+    }
+    Ok(template)
 }
 
 /// Converts the prompts to the texts that the model reads.
@@ -290,15 +358,7 @@ fn texts_of(
         let text = |prompt: &String| default_prompt(config, from.model.tokenizer, prompt);
         return Ok(prompts.iter().map(text).collect());
     }
-    if from.model.tokenizer.is_none() {
-        let why = "--chat needs a model whose text goes through a tokenizer: leave it out";
-        return Err(CommandError::new(code::DATA, why));
-    }
-    let template = Template::of(&from.beside).and_then(|t| t.with(&args.template_var));
-    let template = template.map_err(|why| from.unusable(&why))?;
-    if let Some(left_out) = from.beside.left_out() {
-        say(&format!("note: {}: {left_out}", from.place.shown()));
-    }
+    let template = template(args, from)?;
     let text = |prompt: &String| {
         let system = args.system.iter().map(|text| message("system", text));
         let messages: Vec<_> = system.chain([message("user", prompt)]).collect();

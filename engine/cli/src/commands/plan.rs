@@ -6,6 +6,7 @@ use super::processes::{SILENCE, Team};
 use super::search::FitFailure;
 use super::{BoxArg, ConfigArgs, fit_result, of_ops, print, print_json, say, search, weights};
 use crate::report::progress::si;
+use crate::report::stage::Stage;
 use config::{Config, DeviceConfig, LoadedConfig};
 use device::Error;
 use files::names::RUNS;
@@ -20,6 +21,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};
 
+mod config_file;
 mod model;
 mod ops;
 
@@ -39,8 +41,15 @@ pub(super) struct PlanArgs {
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "ops"])]
     model: Option<PathBuf>,
     /// With --model: show the time for training on N tokens
-    #[arg(long, value_name = "N", requires = "model", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", requires = "model", conflicts_with = "config", value_parser = clap::value_parser!(u64).range(1..))]
     tokens: Option<u64>,
+    /// With --model: write a config of the answer into this new file, for `onebox train`. If the
+    /// model does not fit, nothing is written
+    #[arg(long, value_name = "CONFIG", requires = "model", conflicts_with_all = ["config", "search"])]
+    write: Option<PathBuf>,
+    /// With --write: path of the training data; without it, the config has a line to edit
+    #[arg(long, value_name = "PATH", requires = "write")]
+    data: Option<PathBuf>,
     /// One JSON document on stdout, with every buffer
     #[arg(long)]
     json: bool,
@@ -79,7 +88,9 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), CommandError> {
         return search::run(&loaded, machine, args.gpus.map(usize::from), args.json);
     }
     let mut loaded = given.load(machine)?;
+    let stage = Stage::begin("simulating update modes", 0);
     choose(&mut loaded, machine)?;
+    drop(stage);
     let config = &loaded.config;
     if !matches!(config.device, DeviceConfig::Sim { .. }) {
         team.check(config)?;
@@ -87,7 +98,9 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), CommandError> {
     if args.ops {
         return ops::run(config, &lay_out(config, machine), args.json);
     }
+    let stage = Stage::begin("planning a step", 0);
     let report = made(config, &lay_out(config, machine))?;
+    drop(stage);
     if args.json {
         print_json(&Document::of(&loaded, machine, &report))?;
     } else {

@@ -3,8 +3,10 @@
 use super::check::count;
 use super::largest::{ShortageReport, of_states};
 use super::simulate::seconds;
-use super::{CommandError, fit_result, print_as, say};
-use crate::report::progress::{on_terminal, si};
+use super::{CommandError, fit_result, print_as};
+use crate::report::progress::si;
+use crate::report::reading::TerminalProgress;
+use crate::report::stage::Stage;
 use config::{Config, LoadedConfig};
 use layout::LocalMachine;
 use predict::changes::arguments;
@@ -67,6 +69,7 @@ impl FitFailure {
 
     /// Collects the remedies, or the shortages if there is no remedy.
     pub(super) fn new(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usize>) -> Self {
+        let _stage = Stage::begin("looking for changes with which it fits", 0);
         let remedies = remedies(loaded, machine, gpus);
         let lacking = remedies.is_empty().then(|| ShortageReport::of(loaded, machine, gpus));
         Self { remedies, lacking }
@@ -79,22 +82,12 @@ pub(super) fn run(
     gpus: Option<usize>,
     json: bool,
 ) -> Result<(), CommandError> {
-    say_begun();
-    let found = search(loaded, machine, gpus)?;
+    let found = search(loaded, machine, gpus, &TerminalProgress)?;
     let no = FitFailure::of(loaded, machine, &found, gpus);
     let document = Document { found: &found, no };
     let text = || text(loaded, &found, document.no.as_ref(), gpus.is_some());
     print_as(json, &document, text)?;
     fit_result(!found.layouts.is_empty())
-}
-
-/// Announces the search to a user at a terminal.
-pub(super) fn say_begun() {
-    if on_terminal() {
-        say(
-            "laying out the model in every way and simulating what fits: seconds, for large boxes a minute or two",
-        );
-    }
 }
 
 /// Text of the search result. `asked`: the user has named the number of GPUs.

@@ -3,6 +3,8 @@
 use super::exit::{CommandError, code};
 use super::{BoxArg, ConfigArgs, fit_result, may_write, of_ops, print, print_json, say, unwritten};
 use crate::report::progress::si;
+use crate::report::reading::TerminalProgress;
+use crate::report::stage::Stage;
 use crate::report::trace;
 use config::{Config, UpdateMode};
 use engine::metrics::{LONGEST_METRICS, median_step};
@@ -50,6 +52,7 @@ pub(super) struct SimulateArgs {
 pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     args.trace.as_ref().map_or(Ok(()), |path| may_write(trace::OUTPUT, path))?;
     let mut loaded = args.on_box.with(&args.config)?.load(machine)?;
+    let stage = Stage::begin("simulating the step", 0);
     choose(&mut loaded, machine)?;
     let config = &loaded.config;
     let built = lay_out(config, machine);
@@ -58,13 +61,15 @@ pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), Com
     let timeline = simulate(config, &built)?;
     let mut told = summary(config, &memory, &timeline);
     told.clip(args.clipped, mean_step(config, &built, told.step_seconds, args.clipped)?);
+    drop(stage);
     if let Some(path) = &args.trace {
         let written = trace::simulated(path, &timeline, config.world_size());
         let ranks = written.map_err(|e| unwritten(path, &e))?;
         say(&format!("trace of {ranks} written to {}", path.shown()));
     }
     if !args.no_schedules {
-        told.schedules = schedules(config, machine, told.step_seconds, args.clipped)?;
+        let (own, clipped) = (told.step_seconds, args.clipped);
+        told.schedules = schedules(config, machine, own, clipped, &TerminalProgress)?;
     }
     told.chosen.clone_from(&loaded.chosen);
     told.measured = args.compare.as_deref().map(measured).transpose()?;

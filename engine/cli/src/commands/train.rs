@@ -5,11 +5,13 @@ mod ending;
 mod epochs;
 mod first_loss;
 mod follower;
+mod guess;
 mod prepared;
 mod rollback;
 mod watch;
 
 use self::follower::{Follower, RollbackTarget, Start};
+use self::guess::GuessWatch;
 pub(super) use self::prepared::check_memory;
 use self::prepared::{PreparedRun, prepare};
 use self::watch::Watch;
@@ -19,6 +21,7 @@ use super::signals::{self, Signals, StartupNotice};
 use super::trace::{self, TraceArgs};
 use super::{CommandError, ConfigArgs, Failable, SimdArg, code, say};
 use crate::report::progress::Progress;
+use crate::report::stage::Stage;
 use crate::report::stderr;
 use checkpoint::Checkpoint;
 use checkpoint::hugging_face::PretrainedWeights;
@@ -26,14 +29,15 @@ use checkpoint::rollback::RollbackHistory;
 use config::{DeviceConfig, in_line};
 use device::ErrorKind;
 use device::numerics::SimdPath;
-use engine::metrics::MetricsWriter;
+use engine::metrics::{LONGEST_METRICS, MetricsWriter, losses};
 use engine::run::ReadFailure;
 use engine::run::states::LOAD;
 use engine::run::{FaultPoint, Outcome, RunError, RunOptions, StuckHandler, Watcher, train};
 use engine::run_dir::{RunDir, RunDirError};
 use engine::tensorboard::Events;
 use engine::train::batch::FILL;
-use files::names::{CONFIG, TOKENIZER};
+use files::input;
+use files::names::{CONFIG, METRICS, TOKENIZER};
 use files::path_text::ShownPath;
 use layout::build::update_mode;
 use std::path::{Path, PathBuf};
@@ -236,7 +240,10 @@ impl Session<'_> {
         held.check().map_err(|e| self.moved(&e))?;
         let metrics = MetricsWriter::open(held, self.done()).fail_with(code::IO)?;
         let events = config.train.tensorboard.then(|| Events::create(held, self.done()));
-        let metrics = metrics.and(events.transpose().fail_with(code::IO)?);
+        let events = events.transpose().fail_with(code::IO)?;
+        let epochs_per_step = epochs::per_step(config, &self.run.data);
+        let mut metrics = metrics.and(events).with_epochs(epochs_per_step);
+        metrics.config(self.done(), config);
         let options = RunOptions {
             weights: Some(Arc::clone(self.dir.held())),
             checkpoints: Some(self.dir.folder().clone()),
@@ -256,16 +263,34 @@ impl Session<'_> {
             saved: own.map(|from| from.step()),
             not_saved: None,
             held_out: None,
+            guess: self.guess_watch(),
             train_seconds: 0.0,
             ahead: [0; 3],
             verified: [0; 2],
         };
+        // Until the first step, which has a line of its own.
+        let what = "starting: memory, weights, first step";
+        let mut starting = (!self.args.quiet).then(|| Stage::begin(what, 0));
         let outcome = train(config, &self.run.built, &self.run.data, &options, &mut |message| {
+            starting = None;
             watch.hear(self, message);
         });
+        drop(starting);
         watch.progress.finish();
         *traced = self.args.trace.write(options.trace.as_deref());
         Ok((outcome.map_err(|e| self.failed(&e))?, watch))
+    }
+
+    /// The losses of the steps before this start, as far as the metrics have them.
+    fn guess_watch(&self) -> GuessWatch {
+        let mut guess = GuessWatch::new(self.run.loaded.config.model.vocab);
+        let read = || input::rest(&self.dir.held().check()?.read(METRICS)?, LONGEST_METRICS);
+        // What cannot be read was reported when the metrics were opened.
+        let text = if self.done() > 0 { read().unwrap_or_default() } else { Vec::new() };
+        for (step, loss) in losses(&text) {
+            guess.step(step, loss);
+        }
+        guess
     }
 
     pub(super) fn say(&self, text: &str) {

@@ -104,7 +104,7 @@ fn refusal(plan: &Plan, dtype: Dtype, gpu: usize, needed: u64, budget: &MemoryBu
     };
     format!(
         "out of GPU memory: {} are wanted, and GPU {gpu} has {} free beside {} of code and streams: give fewer --tokens or \
-         prompts, {halves}or take the cores (--set device=Cpu); by part:{}",
+         prompts, a smaller --context, {halves}or take the cores (--set device=Cpu); by part:{}",
         format_bytes(needed),
         format_bytes(budget.limit),
         format_bytes(overhead),

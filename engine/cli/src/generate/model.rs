@@ -39,7 +39,7 @@ impl Model {
         context: usize,
         samples: usize,
     ) -> Result<Self, GenerateError> {
-        let ModelSource { weights: trained, device: on, machine, precision, .. } = *from;
+        let ModelSource { weights: trained, device: on, machine, precision, progress, .. } = *from;
         // Learned positions of a folder are read as a whole.
         let learned = config.model.family == Family::Gpt2;
         let whole = learned && matches!(trained, WeightSource::Folder(_));
@@ -72,11 +72,15 @@ impl Model {
             ComputeDevice::Gpu => open_on_gpu(config, plan, &shape, machine),
         }?;
         decoder.write_constants(&dev)?;
+        let parameters: usize = decoder.segments().iter().map(|layout| layout.len).sum();
+        let reading =
+            progress.begin("loading weights", size_of::<f32>() as u64 * parameters as u64);
         match trained {
-            WeightSource::Weights(path) => load(&dev, &decoder, path)?,
-            WeightSource::Checkpoint(from) => load_checkpoint(&dev, &decoder, from)?,
-            WeightSource::Folder(from) => load_folder(&dev, &decoder, from)?,
+            WeightSource::Weights(path) => load(&dev, &decoder, path, &*reading)?,
+            WeightSource::Checkpoint(from) => load_checkpoint(&dev, &decoder, from, &*reading)?,
+            WeightSource::Folder(from) => load_folder(&dev, &decoder, from, &*reading)?,
         }
+        drop(reading);
         Ok(Self { dev, decoder, cache, cached: vec![0; samples], tokens, context })
     }
 
@@ -85,8 +89,15 @@ impl Model {
         self.cached.fill(0);
     }
 
+    /// Keeps at most the first `tokens` tokens of a sample in the cache; returns how many it holds.
+    pub(super) fn keep(&mut self, sample: usize, tokens: usize) -> usize {
+        self.cached[sample] = self.cached[sample].min(tokens);
+        self.cached[sample]
+    }
+
     /// Logits of the next token of each sample; only its last [`context`](Self::context) tokens
-    /// count. A sample that has one token more than in the last call costs one row.
+    /// count. Tokens of a sample that the cache holds are not computed again. A sample that has one
+    /// token more than in the last call costs one row.
     pub(super) fn next(
         &mut self,
         texts: &[SampleTokens<'_>],
@@ -101,10 +112,12 @@ impl Model {
         for i in others {
             let SampleTokens { sample, tokens } = texts[i];
             let last = &tokens[tokens.len().saturating_sub(self.context)..];
-            let count = last.len();
-            self.extend(&[NewTokens { sample, first: 0, count }], last)?;
+            // If the first tokens fall away, all others have another position.
+            let first = if last.len() == tokens.len() { self.cached[sample] } else { 0 };
+            let count = last.len() - first;
+            self.extend(&[NewTokens { sample, first, count }], &last[first..])?;
             all[i] = self.logits(count - 1..count)?.remove(0);
-            self.cached[sample] = if last.len() == tokens.len() { count } else { 0 };
+            self.cached[sample] = if last.len() == tokens.len() { last.len() } else { 0 };
         }
         for some in grown.chunks(self.context) {
             let one = |i: &usize| NewTokens {
@@ -193,6 +206,27 @@ mod tests {
                 let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
                 let apart = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
                 assert!(apart < 2e-6 * size, "{name}: {apart:e} of {size:e} behind {end} tokens");
+            }
+        }
+    }
+
+    /// The texts begin alike and then differ, as the prompts of a conversation do.
+    #[test]
+    fn a_text_that_begins_like_the_last_has_the_logits_of_the_whole_text() {
+        for name in FOLDERS {
+            let (mut kept, mut whole) = (open(name, 1), open(name, 1));
+            let (one, mut other) = (text(1), text(1));
+            other[7] = (other[7] + 1) % 61;
+            for (tokens, alike) in [(&one[..9], 0), (&other[..11], 7), (&other[..5], 4)] {
+                assert_eq!(kept.keep(0, alike), alike, "{name}");
+                whole.forget();
+                let next = |model: &mut Model| {
+                    model.next(&[SampleTokens { sample: 0, tokens }]).unwrap().remove(0)
+                };
+                let (got, want) = (next(&mut kept), next(&mut whole));
+                let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+                let apart = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
+                assert!(apart < 2e-6 * size, "{name}: {apart:e} of {size:e} behind {alike} tokens");
             }
         }
     }

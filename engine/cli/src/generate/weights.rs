@@ -5,6 +5,7 @@ use super::GenerateError;
 use checkpoint::hugging_face::{Folder, PretrainedWeights};
 use checkpoint::manifest::TensorEntry;
 use checkpoint::{Checkpoint, TensorState};
+use data::progress::Reading;
 use device::{Device, Tensor, ViewMut};
 use files::input;
 use layout::segment_runs::SegmentRuns;
@@ -55,17 +56,27 @@ fn set_run(
     Ok(())
 }
 
+/// Bytes of fp32 values.
+const fn bytes_of(values: &[f32]) -> u64 {
+    size_of_val(values) as u64
+}
+
 /// Reads every parameter of `decoder` from a folder of transformers.
 pub(super) fn load_folder(
     dev: &Device,
     decoder: &Decoder,
     from: &Path,
+    reading: &dyn Reading,
 ) -> Result<(), GenerateError> {
     let from = PretrainedWeights::new(Folder::open(from)?, decoder)?;
     let source = from.of_rank(decoder, dev.rank());
     for (segment, layout) in decoder.segments().iter().enumerate() {
         let params = decoder.params(segment).slice(0..layout.len);
-        set(dev, params, &|first, values| Ok(source.fill(segment, first, values)?))?;
+        set(dev, params, &|first, values| {
+            source.fill(segment, first, values)?;
+            reading.add(bytes_of(values));
+            Ok(())
+        })?;
     }
     Ok(())
 }
@@ -88,7 +99,12 @@ fn set_all(dev: &Device, decoder: &Decoder, read: &TensorReader<'_>) -> Result<(
 
 /// Reads all parameters from a safetensors file. If the file has more positions than the decoder,
 /// the first ones count.
-pub(super) fn load(dev: &Device, decoder: &Decoder, path: &Path) -> Result<(), GenerateError> {
+pub(super) fn load(
+    dev: &Device,
+    decoder: &Decoder,
+    path: &Path,
+    reading: &dyn Reading,
+) -> Result<(), GenerateError> {
     let unreadable = |source| GenerateError::Read { path: path.to_owned(), source };
     let wrong = |problem: String| GenerateError::Weights { path: path.to_owned(), problem };
     let file = input::open(path).map_err(unreadable)?;
@@ -130,6 +146,7 @@ pub(super) fn load(dev: &Device, decoder: &Decoder, path: &Path) -> Result<(), G
         read(&mut bytes, places[tensor] + 4 * first as u64)?;
         let numbers = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
         values.iter_mut().zip(numbers).for_each(|(value, x)| *value = x);
+        reading.add(bytes_of(values));
         Ok(())
     })
 }
@@ -140,6 +157,7 @@ pub(super) fn load_checkpoint(
     dev: &Device,
     decoder: &Decoder,
     from: &Checkpoint,
+    reading: &dyn Reading,
 ) -> Result<(), GenerateError> {
     let wrong = |problem: String| GenerateError::Weights { path: from.path().to_owned(), problem };
     let tensors = from.summary().tensors();
@@ -158,6 +176,7 @@ pub(super) fn load_checkpoint(
     set_all(dev, decoder, &|tensor, first, values| {
         let state = TensorState::parameter(numbers[tensor]);
         let read = reader.read(state, first..first + values.len(), values);
+        reading.add(bytes_of(values));
         read.map_err(|e| wrong(e.to_string()))
     })
 }

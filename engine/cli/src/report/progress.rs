@@ -1,17 +1,25 @@
-//! Progress of a training run on stderr: lines that stay the same for `grep`. On a terminal, lines
-//! have only the fields that fit, and a status is below. `run` reports every step; this module
-//! chooses the steps to show. It cannot fail: a closed stderr loses the lines, not the run.
+//! Progress of a training run on stderr: lines that stay the same for `grep`, at even distances, with
+//! means of the steps in between. On a terminal, lines have only the fields that fit, and a status
+//! is below. `run` reports every step; this module chooses the steps to show. It cannot fail: a
+//! closed stderr loses the lines, not the run.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+pub use crate::report::eval_line::EvalLine;
 use crate::report::{colour, stderr};
 
-/// Number of steps that are always shown, counted from the start of this process.
+/// Number of steps that a terminal always shows, counted from the start of this process.
 const FIRST_STEPS: u64 = 3;
-/// Time between plain lines, after the first steps.
+/// Time between lines on a terminal, after the first steps.
 const INTERVAL: Duration = Duration::from_secs(2);
+/// Number of plain lines of a run, at most, unless they would be more than 100 steps apart.
+const LINES: u64 = 200;
+/// Steps between plain lines, from which the first is taken that gives few lines.
+const DISTANCES: [u64; 6] = [1, 2, 5, 10, 20, 50];
+/// Steps between the plain lines of a long run.
+const FARTHEST: u64 = 100;
 /// Time between two drawings of the status.
 const REDRAW: Duration = Duration::from_millis(100);
 
@@ -22,6 +30,8 @@ pub struct StepLine {
     pub step: u64,
     /// Number of steps of the run.
     pub steps: u64,
+    /// Number of epochs so far; `None` if the data has no known length.
+    pub epoch: Option<f64>,
     /// Mean loss over the global batch.
     pub loss: f32,
     /// Gradient norm before clipping.
@@ -49,7 +59,7 @@ pub struct StepLine {
 
 /// One line with as many fields as fit into `width` columns. Fields keep this order, and "-" stands
 /// for a missing value:
-/// `step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s
+/// `step   120/400  epoch 0.30  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s
 /// 8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap 63%  skipped 0  eta 0:42`.
 /// In a run with speculative updates, `ahead 110 committed 7 redone 3 not tried` precedes `eta`.
 fn fitted(line: &StepLine, width: usize) -> String {
@@ -75,6 +85,7 @@ fn fields(line: &StepLine) -> Vec<(u8, String)> {
     });
     let mut fields = vec![
         (0, format!("step {:>5}/{}", line.step, line.steps)),
+        (6, line.epoch.map_or_else(String::new, |epoch| format!("epoch {epoch:.2}"))),
         (1, format!("loss {}", fixed(line.loss.into(), 4))),
         (5, format!("norm {}", norm(line.grad_norm.into()))),
         (6, format!("lr {:.1e}", line.lr)),
@@ -86,9 +97,51 @@ fn fields(line: &StepLine) -> Vec<(u8, String)> {
         // A count of zero is the least important field.
         (if line.skipped == 0 { LAST } else { 3 }, format!("skipped {}", line.skipped)),
     ];
+    fields.retain(|(_, text)| !text.is_empty());
     fields.extend(ahead.map(|text| (LAST, text)));
     fields.push((2, format!("eta {}", clock(line.eta_seconds))));
     fields
+}
+
+/// One line of a run whose progress goes to a file or a pipe: all fields that have a value.
+fn plain(line: &StepLine) -> String {
+    const EMPTY: [&str; 3] = ["scale -", "overlap -", "skipped 0"];
+    let fields = fields(line).into_iter().map(|(_, text)| text);
+    fields.filter(|text| !EMPTY.contains(&text.as_str())).collect::<Vec<_>>().join("  ")
+}
+
+/// Number of steps between two plain lines of a run of `steps` steps.
+fn line_distance(steps: u64) -> u64 {
+    DISTANCES.into_iter().find(|distance| steps <= LINES * distance).unwrap_or(FARTHEST)
+}
+
+/// Sums over the steps since the last plain line.
+#[derive(Clone, Copy, Debug, Default)]
+struct StepSums {
+    steps: f64,
+    losses: f64,
+    /// Sum of the seconds per token.
+    seconds_per_token: f64,
+}
+
+impl StepSums {
+    fn add(&mut self, line: &StepLine) {
+        self.steps += 1.0;
+        self.losses += f64::from(line.loss);
+        self.seconds_per_token += 1.0 / line.tokens_per_second;
+    }
+
+    /// `line` with the mean loss and the mean speed of the steps.
+    fn mean(&self, line: StepLine) -> StepLine {
+        let tokens_per_second = self.steps / self.seconds_per_token;
+        let faster = tokens_per_second / line.tokens_per_second;
+        StepLine {
+            loss: (self.losses / self.steps) as f32,
+            tokens_per_second,
+            flops_per_second: line.flops_per_second * faster,
+            ..line
+        }
+    }
 }
 
 pub(crate) fn cut(text: &str, width: usize) -> String {
@@ -132,8 +185,8 @@ pub struct Progress {
     shown: Option<(Instant, StepLine)>,
     /// The last step, if it was not shown.
     pending: Option<StepLine>,
-    /// Time of the last line about the progress of an evaluation.
-    evaluated: Option<Instant>,
+    /// Sums over the steps since the last plain line.
+    sums: StepSums,
     /// Time of the last drawing of the status.
     drawn: Option<Instant>,
 }
@@ -158,40 +211,34 @@ impl Progress {
         Self { lines: Some(writer), ..Self::default() }
     }
 
-    /// Reports a step; shows first, last and newly skipped steps, and one about every two seconds.
+    /// Reports a step. Plain lines show the first and the last step, and steps at even distances. A
+    /// terminal shows first, last and newly skipped steps, and one about every two seconds.
     pub fn step(&mut self, line: &StepLine) {
         self.step_at(line, Instant::now());
     }
 
     /// Reports an evaluation in a line below the line of its step.
-    pub fn eval(&mut self, step: u64, steps: u64, loss: f32, whole: bool, sets: &[(String, f64)]) {
-        let of = if whole { "" } else { "  over a part" };
-        let sets = sets.iter().map(|(name, loss)| format!("  {name} {}", fixed(*loss, 4)));
-        let sets: String = sets.collect();
-        self.message(&format!("eval {step:>5}/{steps}  loss {}{sets}{of}", fixed(loss.into(), 4)));
+    /// `standing`: text about its comparison with earlier ones.
+    pub fn eval(&mut self, line: &EvalLine<'_>, standing: &str) {
+        self.message(&line.text(standing));
     }
 
-    /// Reports the progress of an evaluation after a step.
+    /// Reports the progress of an evaluation after a step; only a terminal shows it.
     pub fn evaluating(&mut self, steps: ProgressCount, batches: ProgressCount) {
         self.evaluating_at(steps, batches, Instant::now());
     }
 
     fn evaluating_at(&mut self, steps: ProgressCount, batches: ProgressCount, now: Instant) {
-        let ProgressCount { done, of } = batches;
-        let text = format!("eval {:>5}/{}  batch {done}/{of}", steps.done, steps.of);
         if self.on_terminal {
-            return self.draw(steps, now, move |width| cut(&text, width));
-        }
-        let since = self.evaluated.map_or(INTERVAL, |then| now.saturating_duration_since(then));
-        if since >= INTERVAL {
-            self.evaluated = Some(now);
-            self.message(&text);
+            let ProgressCount { done, of } = batches;
+            let text = format!("eval {:>5}/{}  batch {done}/{of}", steps.done, steps.of);
+            self.draw(steps, now, move |width| cut(&text, width));
         }
     }
 
     /// Shows any other line, between the lines of steps.
     pub fn message(&mut self, text: &str) {
-        if let Some(line) = self.pending.take() {
+        if let Some(line) = self.pending.take_if(|_| self.on_terminal) {
             self.show(&line, Instant::now());
         }
         if let Some(lines) = &mut self.lines {
@@ -220,6 +267,15 @@ impl Progress {
 
     fn step_at(&mut self, line: &StepLine, now: Instant) {
         self.reported += 1;
+        if !self.on_terminal {
+            self.sums.add(line);
+            let even = line.step.is_multiple_of(line_distance(line.steps));
+            match self.reported == 1 || even || line.step >= line.steps {
+                true => self.show(line, now),
+                false => self.pending = Some(*line),
+            }
+            return;
+        }
         let due = self.shown.is_none_or(|(then, shown)| {
             now.saturating_duration_since(then) >= INTERVAL || line.skipped > shown.skipped
         });
@@ -228,11 +284,9 @@ impl Progress {
         } else {
             self.pending = Some(*line);
         }
-        if self.on_terminal {
-            let line = *line;
-            let steps = ProgressCount { done: line.step, of: line.steps };
-            self.draw(steps, now, move |width| fitted(&line, width));
-        }
+        let line = *line;
+        let steps = ProgressCount { done: line.step, of: line.steps };
+        self.draw(steps, now, move |width| fitted(&line, width));
     }
 
     /// Draws the status, unless it was drawn just before. `rest` is the text after the bar.
@@ -251,9 +305,13 @@ impl Progress {
     fn show(&mut self, line: &StepLine, now: Instant) {
         self.shown = Some((now, *line));
         self.pending = None;
-        let width = if self.on_terminal { stderr::width() } else { usize::MAX };
+        let sums = std::mem::take(&mut self.sums);
+        let text = match self.on_terminal {
+            true => fitted(line, stderr::width()),
+            false => plain(&sums.mean(*line)),
+        };
         if let Some(lines) = &mut self.lines {
-            write_line(lines, &fitted(line, width));
+            write_line(lines, &text);
         }
     }
 }
@@ -324,247 +382,4 @@ pub(crate) fn clock(seconds: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::{Arc, Mutex};
-
-    const LINE: StepLine = StepLine {
-        step: 120,
-        steps: 400,
-        loss: 2.4312,
-        grad_norm: 0.83,
-        loss_scale: Some(65536.0),
-        lr: 1.9e-3,
-        tokens_per_second: 12_300.0,
-        flops_per_second: 8.1e9,
-        device_memory: (43_201_331, 256 << 20),
-        overlap: Some(0.63),
-        skipped: 0,
-        ahead: None,
-        eta_seconds: 42.0,
-    };
-
-    /// Text of each write.
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<String>>>);
-
-    impl Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().push(String::from_utf8(bytes.to_vec()).unwrap());
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    /// Steps whose lines were written.
-    fn steps(log: &Log) -> Vec<u64> {
-        let step =
-            |line: &String| line.split(['/', ' ']).find_map(|word| word.parse().ok()).unwrap();
-        log.0.lock().unwrap().iter().map(step).collect()
-    }
-
-    fn format_line(line: &StepLine) -> String {
-        fitted(line, usize::MAX)
-    }
-
-    fn plain() -> (Progress, Log) {
-        let log = Log::default();
-        (Progress::to_writer(Box::new(log.clone())), log)
-    }
-
-    #[test]
-    fn a_line_has_all_fields_in_their_order() {
-        assert_eq!(
-            format_line(&LINE),
-            "step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s  \
-             8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap 63%  skipped 0  eta 0:42"
-        );
-    }
-
-    #[test]
-    fn a_line_says_what_became_of_updates_ahead_of_the_decision() {
-        let line = format_line(&StepLine { ahead: Some([110, 7, 3]), ..LINE });
-        let end = "skipped 0  ahead 110 committed 7 redone 3 not tried  eta 0:42";
-        assert!(line.ends_with(end), "{line}");
-    }
-
-    #[test]
-    fn a_terminal_gets_the_fields_that_fit_it() {
-        let line = |width| fitted(&LINE, width);
-        assert_eq!(line(149), format_line(&LINE));
-        assert_eq!(
-            line(140),
-            "step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  scale 65536  12.3 ktok/s  \
-             8.1 GFLOP/s (model)  mem 41.2/256 MiB  eta 0:42"
-        );
-        assert_eq!(
-            line(80),
-            "step   120/400  loss 2.4312  norm 0.83  lr 1.9e-3  12.3 ktok/s  eta 0:42"
-        );
-        assert_eq!([line(30), line(7)], ["step   120/400  loss 2.4312", "step   "]);
-        let skipped = fitted(&StepLine { skipped: 3, ..LINE }, 60);
-        assert_eq!(skipped, "step   120/400  loss 2.4312  skipped 3  eta 0:42");
-        for width in 0..200 {
-            let shown =
-                status(ProgressCount { done: 120, of: 400 }, width, |left| fitted(&LINE, left));
-            assert!(shown.chars().count() <= width && line(width).len() <= width, "{shown}");
-        }
-        let shown = status(ProgressCount { done: 120, of: 400 }, 80, |left| fitted(&LINE, left));
-        assert_eq!(
-            shown,
-            "███░░░░░░░  30%  step   120/400  loss 2.4312  norm 0.83  12.3 ktok/s  eta 0:42"
-        );
-    }
-
-    #[test]
-    fn a_broken_loss_is_seen_and_missing_values_are_dashes() {
-        let line = StepLine {
-            loss: f32::NAN,
-            grad_norm: f32::INFINITY,
-            loss_scale: None,
-            tokens_per_second: f64::NAN,
-            overlap: None,
-            eta_seconds: f64::INFINITY,
-            ..LINE
-        };
-        assert_eq!(
-            format_line(&line),
-            "step   120/400  loss nan  norm inf  lr 1.9e-3  scale -  nan tok/s  \
-             8.1 GFLOP/s (model)  mem 41.2/256 MiB  overlap -  skipped 0  eta -"
-        );
-    }
-
-    #[test]
-    fn rates_take_the_prefix_that_leaves_three_digits() {
-        for (value, text) in [
-            (0.0, "0.0 "),
-            (999.9, "999.9 "),
-            (999.96, "1.0 k"),
-            (1.25e6, "1.2 M"),
-            (9.8e12, "9.8 T"),
-            (2.1e15, "2.1 P"),
-            (5e19, "50000.0 P"),
-        ] {
-            assert_eq!(si(value), text);
-        }
-    }
-
-    #[test]
-    fn memory_is_in_the_unit_of_the_limit() {
-        assert_eq!(memory(24_589_934_592, 34_037_983_641), "22.9/31.7 GiB");
-        assert_eq!(memory(512 << 20, 1 << 30), "0.5/1 GiB");
-        assert_eq!(memory(42 << 20, 1 << 30), "42 MiB/1 GiB");
-        assert_eq!(memory(1536, 1 << 16), "1.5/64 KiB");
-        assert_eq!(memory(0, 0), "0/0 B");
-    }
-
-    #[test]
-    fn times_have_hours_only_when_needed() {
-        for (seconds, text) in [
-            (0.0, "0:00"),
-            (59.6, "1:00"),
-            (3599.0, "59:59"),
-            (93_784.0, "26:03:04"),
-            (f64::NAN, "-"),
-            (-1.0, "-"),
-        ] {
-            assert_eq!(clock(seconds), text);
-        }
-    }
-
-    #[test]
-    fn small_and_large_norms_keep_their_digits() {
-        for (value, text) in [(0.0, "0.00"), (0.004, "4.0e-3"), (99.5, "99.50"), (3e7, "3.0e7")] {
-            assert_eq!(norm(value), text);
-        }
-    }
-
-    #[test]
-    fn plain_lines_come_for_the_first_steps_then_every_two_seconds_and_at_the_end() {
-        let (mut progress, log) = plain();
-        let start = Instant::now();
-        for step in 1..=100 {
-            let now = start + Duration::from_millis(100 * step);
-            progress.step_at(&StepLine { step, steps: 100, ..LINE }, now);
-        }
-        progress.finish();
-        assert_eq!(steps(&log), [1, 2, 3, 23, 43, 63, 83, 100]);
-        assert!(log.0.lock().unwrap().iter().all(|line| line.ends_with('\n')));
-    }
-
-    #[test]
-    fn a_skipped_step_is_shown_at_once() {
-        let ((mut progress, log), now) = (plain(), Instant::now());
-        for step in 1..=20 {
-            let skipped = u64::from(step >= 10);
-            progress.step_at(&StepLine { step, skipped, ..LINE }, now);
-        }
-        assert_eq!(steps(&log), [1, 2, 3, 10]);
-    }
-
-    #[test]
-    fn an_evaluation_is_shown_below_its_step() {
-        let ((mut progress, log), now) = (plain(), Instant::now());
-        for step in 1..=10 {
-            progress.step_at(&StepLine { step, ..LINE }, now);
-        }
-        progress.eval(10, 400, 2.5, true, &[]);
-        progress.finish();
-        assert_eq!(steps(&log), [1, 2, 3, 10, 10]);
-        assert_eq!(log.0.lock().unwrap()[4], "eval    10/400  loss 2.5000\n");
-    }
-
-    #[test]
-    fn an_evaluation_shows_how_far_it_is_every_two_seconds() {
-        let (mut progress, log) = plain();
-        let start = Instant::now();
-        for done in 1..=100 {
-            let now = start + Duration::from_millis(100 * done);
-            progress.evaluating_at(
-                ProgressCount { done: 10, of: 400 },
-                ProgressCount { done, of: 200 },
-                now,
-            );
-        }
-        progress.eval(10, 400, 2.5, false, &[]);
-        let lines = log.0.lock().unwrap();
-        let shown = [1, 21, 41, 61, 81].map(|done| format!("eval    10/400  batch {done}/200\n"));
-        assert_eq!(lines[..5], shown);
-        assert_eq!(lines[5], "eval    10/400  loss 2.5000  over a part\n");
-    }
-
-    #[test]
-    fn a_run_cut_short_ends_with_its_last_step() {
-        let ((mut progress, log), now) = (plain(), Instant::now());
-        (1..=10).for_each(|step| progress.step_at(&StepLine { step, ..LINE }, now));
-        progress.finish();
-        progress.finish();
-        assert_eq!(steps(&log), [1, 2, 3, 10]);
-    }
-
-    #[test]
-    fn nothing_is_shown_when_quiet_and_a_closed_stream_is_ignored() {
-        struct ClosedStream;
-        impl Write for ClosedStream {
-            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-                Err(io::ErrorKind::BrokenPipe.into())
-            }
-
-            fn flush(&mut self) -> io::Result<()> {
-                Err(io::ErrorKind::BrokenPipe.into())
-            }
-        }
-        let closed = Progress::to_writer(Box::new(ClosedStream));
-        for mut progress in [closed, Progress::on_stderr(true)] {
-            progress.step(&LINE);
-            progress.eval(120, 400, f32::NAN, false, &[]);
-            progress
-                .evaluating(ProgressCount { done: 120, of: 400 }, ProgressCount { done: 1, of: 2 });
-            progress.message("text");
-            progress.finish();
-        }
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! Progress of reading long files: a status on a terminal, no output elsewhere.
 
 use super::progress::{ProgressCount, clock, cut, on_terminal, status};
+use super::stage::Stage;
 use super::stderr;
 use data::progress as data;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +13,7 @@ const FIRST: Duration = Duration::from_secs(1);
 /// Time between two drawings.
 const REDRAW: Duration = Duration::from_millis(100);
 
-/// Shows the progress of a reading, if stderr is a terminal.
+/// Shows the progress of long work, if stderr is a terminal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TerminalProgress;
 
@@ -21,6 +22,10 @@ impl data::Progress for TerminalProgress {
         let (done, drawn) = (AtomicU64::new(0), AtomicU64::new(0));
         let next = on_terminal().then(|| AtomicU64::new(FIRST.as_millis() as u64));
         Box::new(ReadProgress { what, of: bytes, done, began: Instant::now(), next, drawn })
+    }
+
+    fn begin_steps(&self, what: &'static str, steps: u64) -> Box<dyn data::Reading> {
+        Box::new(Stage::begin(what, steps))
     }
 }
 

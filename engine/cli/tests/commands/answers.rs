@@ -93,7 +93,7 @@ fn a_config_may_come_from_the_standard_input() {
     shell("plan -").ok();
     shell("plan - --set batch.micro=7").refused(78, &[" --> stdin:7:", "1 error in stdin"]);
     let trained = shell("train - --run-dir run").ok();
-    assert!(trained.stderr.contains(" plan run/config.ron\n"), "{}", trained.stderr);
+    assert!(trained.stderr.contains(" train run/config.ron --set "), "{}", trained.stderr);
     folder.onebox(&["checkpoint", "export", "run", "hf", "--to", "safetensors"]).ok();
     let imported = shell("checkpoint import hf new - --set train.steps=2").ok().stderr;
     let proposed = "train new/config.ron --run-dir new --resume";

@@ -6,6 +6,7 @@ mod common;
 mod answers;
 mod boxes;
 mod choosing;
+mod conversations;
 mod golden;
 mod gpu_check;
 mod install;

@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Lines of a terminal that wraps them again when its width changes, and its cursor.
-struct Screen {
+pub(crate) struct Screen {
     width: usize,
     lines: Vec<Vec<char>>,
     column: usize,
     wraps: bool,
     /// Texts that went beyond the last column and were wrapped.
     broken: Vec<String>,
-    bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
     seen: usize,
 }
 
@@ -91,16 +91,16 @@ impl Screen {
 }
 
 /// `onebox` on its own terminal.
-struct Terminal {
+pub(crate) struct Terminal {
     child: Child,
-    keys: ChildStdin,
+    pub(crate) keys: ChildStdin,
     screen: Arc<Mutex<Screen>>,
     reader: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Terminal {
     /// The first line names the terminal.
-    fn start(folder: &Folder, width: usize, variables: &[&str], args: &str) -> Self {
+    pub(crate) fn start(folder: &Folder, width: usize, variables: &[&str], args: &str) -> Self {
         let line = format!(
             "stty cols {width} rows 24; tty; exec env --default-signal {} {} {args}",
             variables.join(" "),
@@ -122,7 +122,7 @@ impl Terminal {
         Self { child, keys, screen, reader: Some(reader) }
     }
 
-    fn wait_for(&self, what: &str, came: impl Fn(&Screen) -> bool) {
+    pub(crate) fn wait_for(&self, what: &str, came: impl Fn(&Screen) -> bool) {
         let since = Instant::now();
         while !came(&self.screen.lock().unwrap()) {
             let late = since.elapsed() > Duration::from_secs(180);
@@ -136,7 +136,7 @@ impl Terminal {
     }
 
     /// Waits for `text` in a line before the last line, which may still change.
-    fn wait_for_line(&self, text: &str) {
+    pub(crate) fn wait_for_line(&self, text: &str) {
         self.wait_for(text, |screen| screen.text().iter().rev().skip(1).any(|l| l.contains(text)));
     }
 
@@ -149,12 +149,12 @@ impl Terminal {
         screen.width = width;
     }
 
-    fn press_ctrl_c(&mut self) {
+    pub(crate) fn press_ctrl_c(&mut self) {
         self.keys.write_all(b"\x03").unwrap();
     }
 
     /// Exit code, and all lines below the first.
-    fn end(mut self) -> (i32, Vec<String>, Screen) {
+    pub(crate) fn end(mut self) -> (i32, Vec<String>, Screen) {
         let code = self.child.wait().unwrap().code().unwrap();
         self.reader.take().unwrap().join().unwrap();
         let mut screen = std::mem::replace(&mut *self.screen.lock().unwrap(), Screen::new(80));
@@ -170,7 +170,7 @@ impl Drop for Terminal {
 }
 
 /// Whether a terminal can be opened; if not, that is a failure in continuous integration.
-fn has_terminals() -> bool {
+pub(crate) fn has_terminals() -> bool {
     let mut tried = Command::new("script");
     tried.args(["-qec", "tty", "/dev/null"]).stdin(Stdio::null());
     let works = tried.output().is_ok_and(|output| output.stdout.starts_with(b"/dev/"));
@@ -193,8 +193,9 @@ fn a_terminal_keeps_whole_lines_and_no_status_is_left() {
         let (code, lines, screen) = Terminal::start(&folder, width, &[], args).end();
         assert_eq!(code, 0, "{lines:#?}");
         for step in 1..=4 {
-            let start = format!("step     {step}/4  loss ");
-            assert!(lines.iter().any(|line| line.starts_with(&start)), "{start}: {lines:#?}");
+            let start = format!("step     {step}/4  ");
+            let is_whole = |line: &String| line.starts_with(&start) && line.contains("  loss ");
+            assert!(lines.iter().any(is_whole), "{start}: {lines:#?}");
         }
         for step in [2, 4] {
             let [eval, saved] =
@@ -349,4 +350,25 @@ fn a_long_check_of_tokens_shows_how_far_it_is_until_a_ctrl_c() {
     let said = lines.iter().any(|line| line.contains("interrupted before the first step"));
     assert!(said && !lines.iter().any(|line| line.contains('░')), "{lines:#?}");
     assert!(!folder.path("run").exists());
+}
+
+/// The commands take far longer than the second after which their progress is shown.
+#[test]
+fn long_predictions_show_how_far_they_are() {
+    if !has_terminals() {
+        return;
+    }
+    let folder = Folder::new();
+    let config = format!("{}/../../configs/dgx2-70b.ron", env!("CARGO_MANIFEST_DIR"));
+    let search = format!("plan --search {config}");
+    let simulate = format!("simulate {config} --set batch.global=16384");
+    for (args, shown) in [(search, " of "), (simulate, "simulating the step  0:0")] {
+        let mut terminal = Terminal::start(&folder, 100, &[], &args);
+        terminal.wait_for(shown, |screen| {
+            String::from_utf8_lossy(&screen.bytes).lines().any(|line| line.contains(shown))
+        });
+        terminal.press_ctrl_c();
+        let (code, lines, _) = terminal.end();
+        assert_eq!(code, 130, "{lines:#?}");
+    }
 }

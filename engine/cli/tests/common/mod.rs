@@ -125,10 +125,11 @@ impl Folder {
         std::fs::read_to_string(self.path(name)).unwrap()
     }
 
-    /// Lines of a run's metrics.
+    /// Lines of a run's metrics, without those that hold its config.
     pub(crate) fn metrics(&self, run: &str) -> Vec<serde_json::Value> {
         let text = self.read(&format!("{run}/metrics.jsonl"));
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        lines.filter(|line: &serde_json::Value| line["kind"] != "config").collect()
     }
 
     pub(crate) fn hash(&self, run: &str) -> String {

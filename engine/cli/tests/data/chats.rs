@@ -114,7 +114,7 @@ fn a_new_model_learns_chats_by_the_template_beside_its_tokenizer() {
     );
     fs::write(folder.path("new.ron"), ron).unwrap();
     let told = folder.onebox(&["train", "new.ron", "--run-dir", "new"]).ok().stderr;
-    assert!(told.contains("generate new --chat --prompt 'Hello'"), "{told}");
+    assert!(told.contains("generate new --chat\n"), "{told}");
     let args = ["generate", "new", "--chat", "--prompt", "what?", "--tokens", "2", "--json"];
     folder.onebox(&args).ok();
     let kept = |name: &str| folder.path("new/model.from").join(name).exists();
@@ -413,7 +413,7 @@ fn a_run_on_prepared_chats_keeps_their_tokenizer_and_template() {
     fs::write(folder.path("new.ron"), ron).unwrap();
     folder.onebox(&["config", "check", "new.ron"]).ok();
     let told = folder.onebox(&["train", "new.ron", "--run-dir", "new"]).ok().stderr;
-    assert!(told.contains("generate new --chat --prompt 'Hello'"), "{told}");
+    assert!(told.contains("generate new --chat\n"), "{told}");
     folder.onebox(&["generate", "new", "--chat", "--prompt", "what?", "--tokens", "2"]).ok();
     let kept = |name: &str| folder.path("new/model.from").join(name).exists();
     assert!(kept("tokenizer_config.json") && !kept("config.json"));

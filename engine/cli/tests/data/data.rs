@@ -237,11 +237,10 @@ fn foreign() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ("rows.txt", record, "JSON lines"),
         ("one.json", with(b"[\"a\", "), "JSON"),
         ("text.gz", with(b""), "gzip"),
-        ("packed.txt", with(b"\x1f\x8b\x08\x00"), "gzip"),
-        ("packed", with(b"\x28\xb5\x2f\xfd"), "zstd"),
+        ("text.zst", with(b""), "zstd"),
+        ("packed.txt", with(b"\xfd7zXZ\x00"), "xz"),
         ("table.parquet", with(b""), "Parquet"),
         ("table", with(b"PAR1"), "Parquet"),
-        ("rows.arrow", with(b""), "Arrow"),
         ("array.npy", with(b""), "NumPy"),
         ("array", with(b"\x93NUMPY\x01\x00"), "NumPy"),
         ("train.bin", with(b""), "data.format: U16"),
@@ -262,6 +261,18 @@ fn what_is_no_text_is_refused_by_name_and_by_content() {
         assert!(taken.contains(name) && taken.contains("WARN"), "{name}: {taken}");
         let tokenizer = ["data.tokenizer=\"text.txt\""];
         assert_eq!(dry(&folder, name, &tokenizer).code, 66, "{name}");
+    }
+    // What begins as a compressed file is one, whatever its name is; an Arrow file gets a command.
+    for (name, head, said) in [
+        ("other.txt", &b"\x1f\x8b\x08\x00"[..], "it is compressed (gzip), and it is damaged: "),
+        ("other", b"\x28\xb5\x2f\xfd", "it is compressed (zstd), and it is damaged: "),
+        ("rows.arrow", b"", "from datasets import Dataset; Dataset.from_file("),
+    ] {
+        let content = [head, b"the box holds a model ".repeat(50).as_slice()].concat();
+        fs::write(folder.path(name), content).unwrap();
+        dry(&folder, name, &[]).refused(66, &["data.train", name, said]);
+        let taken = dry(&folder, name, &["data.format=Bytes"]).ok().stderr;
+        assert!(taken.contains(name) && taken.contains("WARN"), "{name}: {taken}");
     }
     let plain = dry(&folder, "text.txt", &[]).ok().stderr;
     assert!(!plain.contains("WARN"), "{plain}");

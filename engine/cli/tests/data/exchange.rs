@@ -52,11 +52,22 @@ fn a_model_goes_out_and_comes_back_with_the_same_bits() {
         folder.onebox(&args).ok().stdout
     };
     assert_eq!(drawn("run"), drawn("new"));
-    // Without a tokenizer, the folder needs the bytes of `the ` as numbers.
-    let logits = |of: &str, prompt: &str| {
-        folder.onebox(&["generate", of, "--prompt", prompt, "--logits"]).ok().stdout
-    };
-    assert_eq!(logits("run", "the "), logits("hf", "116 104 101 32"));
+    // The tokenizer of the folder makes a token of each byte.
+    let logits =
+        |of: &str| folder.onebox(&["generate", of, "--prompt", "the ", "--logits"]).ok().stdout;
+    assert_eq!(logits("run"), logits("hf"));
+    let listed = |name: &str| folder.path(&format!("hf/{name}")).is_file();
+    assert!(listed("tokenizer.json") && listed("tokenizer_config.json"));
+    // An import keeps the files, and its export has them again.
+    let again = ["checkpoint", "export", "new", "again", "--to", "safetensors"];
+    folder.onebox(&again).ok();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        assert_eq!(folder.read(&format!("hf/{name}")), folder.read(&format!("again/{name}")));
+    }
+    // Training from the folder reads the text by that tokenizer.
+    let from = ["--set", "model.from=\"hf\"", "--set", "train.checkpoint_every=1"];
+    folder.train("tuned", &[&["-q"], &from[..]].concat()).ok();
+    assert!(folder.path("tuned/tokenizer.json").is_file());
     let resumed = folder.train("new", &["--resume", "-q"]).ok();
     assert!(resumed.stderr.contains("going on after step 0"), "{}", resumed.stderr);
     let [first, last] = ["new", "run"].map(|run| {

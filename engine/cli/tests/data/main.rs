@@ -4,9 +4,11 @@
 mod common;
 
 mod chats;
+mod containers;
 mod data;
 mod exchange;
 mod prepare;
 mod samples;
+mod shapes;
 mod token_files;
 mod tokenizers;

@@ -61,7 +61,8 @@ fn a_check_names_every_row_that_is_left_out_if_asked() {
     };
     let (code, lines, said) = named(&rows(&good), &[]);
     assert_eq!((code, lines), (0, 0), "{said}");
-    let rest = "and 2 more; `onebox data check --all` names each)";
+    let rest =
+        "lines 61, 62, 63 and 2 more: `messages` is empty; `onebox data check --all` names each)";
     assert!(said.contains("5 of 125 rows cannot be used") && said.contains(rest), "{said}");
     let (code, lines, said) = named(&rows(&good), &["--all"]);
     assert_eq!((code, lines), (0, 5), "{said}");

@@ -162,8 +162,7 @@ fn generate_reads_the_weights_of_any_vocabulary() {
         folder.onebox(&["checkpoint", "export", "run", "hf", "--to", "safetensors"]).ok();
         let logits = |of: &str| {
             let args = ["generate", of, "--logits", "--set", "precision=Fp32"];
-            let prompt = if of == "hf" { ["--prompt", "97"] } else { ["--prompt", "a"] };
-            folder.onebox(&[&args[..], &prompt].concat()).ok().stdout
+            folder.onebox(&[&args[..], &["--prompt", "a"]].concat()).ok().stdout
         };
         let want = logits("hf");
         for of in ["run", "run/checkpoints/step-00000001"] {

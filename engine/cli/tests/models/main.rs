@@ -8,3 +8,4 @@ mod generation;
 mod generation_on_gpus;
 mod hub;
 mod models;
+mod tuning;

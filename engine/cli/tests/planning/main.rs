@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod config_files;
 mod experiments;
 mod fitting;
 mod plans;

@@ -65,7 +65,7 @@ impl Folder {
         lines.retain(|line| line["kind"] != "checkpoint_failed");
         for line in &mut lines {
             let line = line.as_object_mut().unwrap();
-            let measured = ["step_seconds", "tokens_per_second", "host_memory"];
+            let measured = ["step_seconds", "tokens_per_second", "host_memory", "time"];
             line.retain(|key, _| !measured.contains(&key.as_str()));
         }
         (lines, std::fs::read(self.path(&format!("{run}/weights.safetensors"))).unwrap())

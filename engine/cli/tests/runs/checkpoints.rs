@@ -29,7 +29,7 @@ fn timeless(folder: &Folder, run: &str) -> Vec<serde_json::Value> {
     let mut lines = folder.metrics(run);
     for line in &mut lines {
         let line = line.as_object_mut().unwrap();
-        let measured = ["step_seconds", "tokens_per_second", "host_memory"];
+        let measured = ["step_seconds", "tokens_per_second", "host_memory", "time"];
         line.retain(|key, _| !measured.contains(&key.as_str()));
     }
     lines

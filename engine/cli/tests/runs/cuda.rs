@@ -4,6 +4,10 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use crate::common::{self, CommandOutput, Folder};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Runs `onebox` with the stand-in driver, four GPUs and `variables`.
 fn onebox(folder: &Folder, args: &[&str], variables: &[(&str, &str)]) -> CommandOutput {
@@ -33,6 +37,73 @@ fn doctor_lists_gpus_and_libraries() {
     // A driver without a GPU is a failure. A machine without a driver is not expected to have GPUs.
     let none = onebox(&folder, &["doctor"], &[("FAKECUDA_DEVICES", "0")]).refused(1, &[]).stdout;
     assert!(none.contains("fail") && none.contains("`device: Cuda` is refused"), "{none}");
+}
+
+/// A folder with links of these names to the library that stands in for all of CUDA.
+fn libraries(folder: &Folder, at: &str, names: &[&str]) -> PathBuf {
+    let at = folder.path(at);
+    fs::create_dir_all(&at).unwrap();
+    let library = fs::canonicalize(fake_cuda::library_folder().join("libcuda.so")).unwrap();
+    for name in names {
+        symlink(&library, at.join(name)).unwrap();
+    }
+    at
+}
+
+#[test]
+fn libraries_are_found_without_the_library_path() {
+    let folder = Folder::new();
+    let driver = libraries(&folder, "driver", &["libcuda.so.1"]);
+    let packages = "env/lib/python3.12/site-packages/nvidia";
+    let wheel = |name: &str, files: &[&str]| {
+        libraries(&folder, &format!("{packages}/{name}/lib"), files).join(files[0])
+    };
+    let compiler = wheel("cuda_nvrtc", &["libnvrtc.so.12", "libnvrtc-builtins.so.12.9"]);
+    let products = wheel("cublas", &["libcublasLt.so.12"]);
+    let collectives = wheel("nccl", &["libnccl.so.2"]);
+    let toolkit = libraries(&folder, "cuda/lib64", &["libnvrtc.so.12", "libcublasLt.so.12"]);
+    let program = folder.path("env/bin/onebox");
+    fs::create_dir_all(folder.path("env/bin")).unwrap();
+    let built = Path::new(env!("CARGO_BIN_EXE_onebox"));
+    if fs::hard_link(built, &program).is_err() {
+        fs::copy(built, &program).unwrap();
+    }
+    let doctor = |program: &Path, path: &str| {
+        let mut command = Command::new(program);
+        command.arg("doctor").current_dir(folder.path("")).env("XDG_CACHE_HOME", folder.path("c"));
+        command.env("LD_LIBRARY_PATH", path).env("CUDA_HOME", folder.path("cuda"));
+        for name in ["VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_PATH"] {
+            command.env_remove(name);
+        }
+        command.env("FAKECUDA_DEVICES", "1");
+        Folder::done(command).ok().stdout
+    };
+    let says = |said: &str, texts: &[String]| {
+        for text in texts {
+            assert!(said.contains(text), "`{text}` is not in:\n{said}");
+        }
+    };
+    let from = |file: &Path, place: &str| format!(", {} ({place})", file.display());
+    let own = "the Python environment of onebox";
+    let driver = driver.to_str().unwrap();
+    let builtins = compiler.with_file_name("libnvrtc-builtins.so.12.9");
+    let texts = [
+        format!("for CUDA 13.0, {driver}/libcuda.so.1"),
+        format!("NVRTC         12.9{}, with {}", from(&compiler, own), builtins.display()),
+        from(&products, own),
+        from(&collectives, own),
+    ];
+    says(&doctor(&program, driver), &texts);
+    // Without an environment around the program, the toolkit has the libraries.
+    let [first, second] =
+        ["libnvrtc.so.12", "libcublasLt.so.12"].map(|name| from(&toolkit.join(name), "CUDA_HOME"));
+    says(&doctor(built, driver), &[first, second.clone()]);
+    // The user's own path precedes both. A file that does not load is passed over.
+    let own_path = libraries(&folder, "own", &["libnvrtc.so.12"]);
+    fs::write(own_path.join("libcublasLt.so.12"), "no library").unwrap();
+    let path = format!("{driver}:{}", own_path.display());
+    let first = from(&own_path.join("libnvrtc.so.12"), "LD_LIBRARY_PATH");
+    says(&doctor(built, &path), &[first, second]);
 }
 
 #[test]
@@ -220,7 +291,7 @@ fn the_gpus_and_the_host_are_measured_as_a_box_that_all_predictions_take() {
     // A plan reserves more memory for CUDA than such a GPU has.
     let larger = text.replace("gpu_memory: \"1.00GiB\"", "gpu_memory: \"8GiB\"");
     assert_ne!(larger, text);
-    std::fs::write(folder.path("larger.ron"), larger).unwrap();
+    fs::write(folder.path("larger.ron"), larger).unwrap();
     let config = ["tiny.ron", "--box", "larger.ron", "--set", "batch.global=8"];
     let alone = ["--set", "parallel.data=1"];
     folder.onebox(&[&["plan"], &config[..], &alone].concat()).ok();
@@ -246,7 +317,7 @@ fn what_a_box_of_gpus_lacks_is_said() {
         !text.contains("peer_gb_per_s: ") && text.contains("`peer_gb_per_s` is left out"),
         "{text}"
     );
-    std::fs::remove_file(folder.path("here.ron")).unwrap();
+    fs::remove_file(folder.path("here.ron")).unwrap();
     let none = ["cannot be used", "--cores"];
     onebox(&folder, &SAVE_BOX, &[("FAKECUDA_DEVICES", "0")]).refused(78, &none);
     // A GPU that fails leaves no file.
@@ -265,7 +336,7 @@ fn a_gpu_that_is_lost_beside_a_save_costs_no_checkpoint() {
     let full = std::env::var_os("ONEBOX_FULL").is_some_and(|value| value == "1");
     let delay = if full { 4_000_000 } else { 400_000 };
     let folder = Folder::new();
-    let mut command = std::process::Command::new("strace");
+    let mut command = Command::new("strace");
     command.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync", "-e"]);
     command.arg(format!("inject=fsync:delay_enter={delay}:when=1+"));
     command

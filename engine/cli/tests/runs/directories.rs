@@ -4,7 +4,7 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 mod kept_open;
-mod replaced;
+pub(crate) mod replaced;
 
 use crate::common::Folder;
 use std::io::{BufRead, BufReader};

@@ -3,11 +3,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod best;
 mod checkpoint_commands;
 mod checkpoints;
 mod compatibility;
 mod cuda;
 mod directories;
+mod rise;
 mod runs;
 mod stops;
 mod watching;

@@ -119,7 +119,7 @@ fn a_config_from_the_standard_input_is_read_once_and_named_by_the_runs_own() {
     let done = folder.shell(&format!("{onebox} train - --run-dir run < tiny.ron")).ok();
     let hints = done.stderr.split("next, try:").nth(1).unwrap();
     assert!(hints.contains(" train run/config.ron --set parallel.tensor="), "{hints}");
-    let hint = hints.trim().lines().nth(1).unwrap();
+    let hint = hints.lines().find(|line| line.contains(" train ")).unwrap();
     folder.shell(&format!("{hint} --set train.steps=1")).ok();
 }
 

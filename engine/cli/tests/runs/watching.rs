@@ -84,8 +84,9 @@ fn the_curves_of_a_run_that_crashed_and_went_on_are_whole() {
         ["events.out.tfevents.0000000001.onebox", "events.out.tfevents.0000000002.onebox"]
     );
     assert_eq!(std::fs::read(&first).unwrap(), before, "an earlier file stays as it is");
-    // A version, a session, the evaluation after step 2, four steps and two evaluations.
-    assert_eq!(records(&run.join(&files[1])).len(), 9);
+    // A version, a session, the config twice, the evaluation after step 2, four steps and two
+    // evaluations.
+    assert_eq!(records(&run.join(&files[1])).len(), 11);
     tensorboard_reads(&run);
 
     folder.train("run", &[&WATCHED[..], &["train.steps=2", "--overwrite"]].concat()).ok();
@@ -138,7 +139,7 @@ fn a_report_is_one_page_that_loads_nothing_and_shows_every_curve_of_every_run() 
     let runs = two_runs(&folder);
     // One run is still training, and its last line is incomplete.
     let metrics = folder.read("wide/metrics.jsonl");
-    let begun = metrics.split_inclusive('\n').take(3).collect::<String>() + "{\"kind\":\"st";
+    let begun = metrics.split_inclusive('\n').take(4).collect::<String>() + "{\"kind\":\"st";
     std::fs::write(folder.path("wide/metrics.jsonl"), begun).unwrap();
     let report = ["report", runs[0], runs[1], "-o", "page.html"];
     folder.onebox(&report).ok();

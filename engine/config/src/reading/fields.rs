@@ -10,7 +10,7 @@ use files::names::is_there;
 
 use super::{
     Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
-    Section, SourceKind, float_text, format_bytes, grouped, quoted,
+    Section, SourceKind, float_text, format_bytes, grouped, is_name, quoted,
 };
 
 impl Section<'_, '_> {
@@ -68,7 +68,12 @@ impl Section<'_, '_> {
     ) -> Option<f32> {
         let values = format!("number {}, or `None`", within.words());
         self.leaf(key, or, values, some_text(float_text), |reader, node| {
-            optional(node, |node| reader.item(node).float(within))
+            let float = |node: &Node| reader.item(node).float(within);
+            let is_off = matches!(&node.kind, NodeKind::Word(word) if word.parse() == Ok(0.0));
+            optional(node, float).map_err(|mut complaint| {
+                complaint.help += if is_off { "; `None` switches it off" } else { ", or `None`" };
+                complaint
+            })
         })
     }
 
@@ -77,7 +82,7 @@ impl Section<'_, '_> {
         let values = format!("number {}, or `Auto`", within.words());
         let show = |value: &Option<f32>| value.as_ref().map_or_else(|| "Auto".into(), float_text);
         self.leaf(key, KeyDefault::Default(None), values, show, |reader, node| match &node.kind {
-            NodeKind::Word(word) if word == "Auto" => Ok(None),
+            NodeKind::Word(word) if is_name(word, "Auto") => Ok(None),
             _ => reader.item(node).float(within).map(Some),
         })
     }
@@ -189,7 +194,7 @@ fn optional<T>(node: &Node, parse: impl FnOnce(&Node) -> ParseResult<T>) -> Pars
             [inner] => parse(inner).map(Some),
             _ => parse(node).map(Some),
         },
-        NodeKind::Word(word) if word == "None" => Ok(None),
+        NodeKind::Word(word) if is_name(word, "None") => Ok(None),
         _ => parse(node).map(Some),
     }
 }

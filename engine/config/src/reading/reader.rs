@@ -7,8 +7,8 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{
-    Complaint, ConfigError, ConfigSource, Item, Key, Node, Problem, SHOWN, SourceKind, Span, Spot,
-    Violation, join, short, suggest,
+    Complaint, ConfigError, ConfigSource, GivenValue, Item, Key, Node, Problem, SHOWN, SourceKind,
+    Span, Spot, Violation, join, short, suggest,
 };
 use crate::Origin;
 
@@ -43,6 +43,8 @@ pub(crate) struct UnknownKey {
     pub(crate) owner: String,
     pub(crate) key: String,
     pub(crate) place: Span,
+    /// Text of the value, if it is a short number, word or string.
+    pub(crate) value: String,
 }
 
 impl ConfigReader {
@@ -138,9 +140,11 @@ impl ConfigReader {
         let mut unknown = std::mem::take(&mut self.unknown);
         unknown.sort_by_key(|unknown| (unknown.place.source, unknown.place.start));
         self.ignore(&mut unknown);
-        for (number, UnknownKey { section, owner, key, place }) in unknown.into_iter().enumerate() {
+        for (number, unknown) in unknown.into_iter().enumerate() {
+            let UnknownKey { section, owner, key, place, value } = unknown;
+            let given = GivenValue { text: &value, is_set: self.file(place).is_none() };
             let help = match number < SHOWN {
-                true => suggest::key_help(&section, &owner, &key, &self.known),
+                true => suggest::key_help(&section, &owner, &key, given, &self.known),
                 false => String::new(),
             };
             let message = format!("unknown key: {owner} has no key `{}`", short(&key));

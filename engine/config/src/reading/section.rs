@@ -315,6 +315,7 @@ impl<'n> Section<'_, 'n> {
                     owner: self.group.owner.clone(),
                     key: field.key.clone(),
                     place: field.key_place,
+                    value: self.reader.item(&field.value).brief(),
                 });
             }
         }

@@ -1,8 +1,8 @@
 //! Merges `--set key=value` into the tree of the file before it is read.
 
 use super::{
-    Complaint, ConfigReader, ConfigSource, Field, Node, NodeKind, Problem, SourceKind, Span,
-    suggest, tree,
+    Complaint, ConfigReader, ConfigSource, Field, GivenValue, Node, NodeKind, Problem, SourceKind,
+    Span, answer, short, suggest, tree,
 };
 
 /// Keys with a string value; `--set` accepts their text without quotes.
@@ -89,6 +89,14 @@ fn is_list(text: &str) -> bool {
     inside.is_some_and(|inside| inside.is_empty() || inside.starts_with(['(', '"']))
 }
 
+/// Whether a text is a name with dashes.
+fn is_dashed(text: &str) -> bool {
+    let of_name = |c: char| c == '-' || c == '_' || c.is_ascii_alphanumeric();
+    text.contains('-')
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.chars().all(of_name)
+}
+
 /// Parses the tree right of the `=`.
 fn value(source: &ConfigSource, index: usize, key: &str, start: usize) -> Result<Node, Problem> {
     let rest = source.text.get(start..).unwrap_or_default();
@@ -106,7 +114,16 @@ fn value(source: &ConfigSource, index: usize, key: &str, start: usize) -> Result
         let complaint = Complaint { message: "the value is empty".into(), help };
         return Err(Problem::at(key, place, complaint));
     }
+    if is_dashed(text) {
+        // A name such as `inverse-sqrt`, which RON cannot hold.
+        return Ok(Node { place, kind: NodeKind::Word(text.into()) });
+    }
     tree::parse(source, index, start).map_err(|error| {
+        let name = key.rsplit('.').next().unwrap_or(key);
+        if let Some(help) = answer(name, GivenValue { text: "", is_set: true }) {
+            let message = format!("unknown key: a config has no key `{}`", short(key));
+            return Problem::at(key, error.place, Complaint { message, help });
+        }
         let help = "the value is RON: a number, `true`, a variant, or a string in quotes \
                     (mind the quotes of the shell: --set 'device=Cpu(count: 2)')";
         let message = format!("the value is not RON: {}", error.message);
@@ -141,8 +158,8 @@ fn put(root: &mut Node, key: &str, key_place: Span, value: Node) -> Result<(), P
 /// the reader decides which fields are allowed.
 fn fields_of(node: &mut Node) -> Option<&mut Vec<Field>> {
     if let NodeKind::Word(word) = &node.kind
-        && word.starts_with(|c: char| c.is_ascii_uppercase())
-        && !["None", "NaN"].contains(&word.as_str())
+        && word.starts_with(|c: char| c.is_ascii_alphabetic())
+        && !["none", "nan", "inf", "true", "false"].contains(&&*word.to_lowercase())
     {
         node.kind = NodeKind::Struct { name: Some(word.clone()), fields: Vec::new() };
     }

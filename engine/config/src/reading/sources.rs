@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
-    Section, absolute, quoted,
+    Section, absolute, is_name, quoted,
 };
 use crate::{Source, Sources, in_line};
 use files::foreign_text::foreign;
@@ -61,7 +61,7 @@ impl Section<'_, '_> {
 
 fn sources(reader: &ConfigReader, node: &Node, entries: Entries) -> ParseResult<Sources> {
     match &node.kind {
-        NodeKind::Word(word) if word == "None" && entries == Entries::Named => {
+        NodeKind::Word(word) if is_name(word, "None") && entries == Entries::Named => {
             Ok(Sources::default())
         }
         NodeKind::Tuple { name: Some(name), items } if name == "Some" && items.len() == 1 => {

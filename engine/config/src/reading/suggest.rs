@@ -1,57 +1,20 @@
 //! Suggests the key or name that a mistyped word was meant to be.
 
 use super::join;
+use super::other_tools::{GivenValue, answer};
 
-/// Names of keys in other trainers, and the keys here.
-const ALIASES: [(&str, &str); 42] = [
-    ("attention_bias", "model.qkv_bias"),
-    ("batch_size", "batch.micro"),
-    ("block_size", "model.seq_len"),
-    ("context", "model.seq_len"),
-    ("context_length", "model.seq_len"),
-    ("cpu_offload", "offload.optimizer"),
-    ("data_parallel", "parallel.data"),
-    ("dp", "parallel.data"),
-    ("dtype", "precision"),
-    ("ffn_hidden_size", "model.ffn_hidden"),
-    ("global_batch_size", "batch.global"),
-    ("grad_clip", "optimizer.clip"),
-    ("gradient_clipping", "optimizer.clip"),
-    ("hidden_size", "model.hidden"),
-    ("intermediate_size", "model.ffn_hidden"),
-    ("learning_rate", "optimizer.lr"),
-    ("lr_decay_iters", "schedule.decay_steps"),
-    ("max_iters", "train.steps"),
-    ("max_position_embeddings", "model.seq_len"),
-    ("max_steps", "train.steps"),
-    ("micro_batch_size", "batch.micro"),
-    ("min_loss_scale", "loss_scale.floor"),
-    ("n_embd", "model.hidden"),
-    ("n_head", "model.heads"),
-    ("n_layer", "model.layers"),
-    ("num_attention_heads", "model.heads"),
-    ("num_heads", "model.heads"),
-    ("num_hidden_layers", "model.layers"),
-    ("num_key_value_heads", "model.kv_heads"),
-    ("num_layers", "model.layers"),
-    ("rms_norm_eps", "model.norm_eps"),
-    ("rope_theta", "model.rope.theta"),
-    ("seq_length", "model.seq_len"),
-    ("sequence_length", "model.seq_len"),
-    ("sequence_parallel", "parallel.sequence"),
-    ("tensor_parallel", "parallel.tensor"),
-    ("tie_word_embeddings", "model.tied"),
-    ("tp", "parallel.tensor"),
-    ("train_batch_size", "batch.global"),
-    ("vocab_size", "model.vocab"),
-    ("warmup", "schedule.warmup_steps"),
-    ("wd", "optimizer.weight_decay"),
-];
+/// Key that every config has.
+const OF_A_CONFIG: &str = "train.steps";
 
 /// Names of values in other trainers, in lower case, and the values that they may be here.
-const VALUE_ALIASES: [(&str, &[&str]); 15] = [
+const VALUE_ALIASES: [(&str, &[&str]); 20] = [
     ("adam", &["AdamW"]),
+    ("adamw_hf", &["AdamW"]),
+    ("adamw_torch", &["AdamW"]),
+    ("adamw_torch_fused", &["AdamW"]),
     ("bfloat16", &["Bf16"]),
+    ("constant_with_warmup", &["Constant"]),
+    ("cosine_with_min_lr", &["Cosine"]),
     ("cpu", &["Host"]),
     ("fixed", &["Constant"]),
     ("float16", &["Fp16"]),
@@ -66,6 +29,66 @@ const VALUE_ALIASES: [(&str, &[&str]); 15] = [
     ("trapezoid", &["Wsd"]),
     ("warmup_stable_decay", &["Wsd"]),
 ];
+
+/// Values in other trainers that have no equal here: names in lower case, a name that the values
+/// here have, and the answer.
+const VALUE_ANSWERS: [ValueAnswer; 4] = [
+    ValueAnswer {
+        names: &[
+            "adamw8bit",
+            "adamwbnb8bit",
+            "pagedadamw8bit",
+            "adam8bit",
+            "ademamix8bit",
+            "bnb8bit",
+        ],
+        among: "AdamW",
+        answer: "onebox has no 8-bit moments: `AdamW` with `offload.moments: Bf16` stores them in 2 bytes instead of 4",
+    },
+    ValueAnswer {
+        names: &["pagedadamw", "pagedadamw32bit", "cpuadam", "deepspeedcpuadam"],
+        among: "AdamW",
+        answer: "write `AdamW`: with `offload.optimizer: Host` its states are in host memory",
+    },
+    ValueAnswer {
+        names: &[
+            "adafactor",
+            "lion",
+            "muon",
+            "lamb",
+            "adagrad",
+            "sophia",
+            "schedulefree",
+            "shampoo",
+        ],
+        among: "AdamW",
+        answer: "onebox does not have this optimizer: write `AdamW` or `Sgd`",
+    },
+    ValueAnswer {
+        names: &["polynomial", "cosinewithrestarts", "reduceonplateau", "onecycle", "rex"],
+        among: "Cosine",
+        answer: "onebox does not have this curve: write `Cosine`, `Linear`, `Constant`, `Wsd` or `InverseSqrt`",
+    },
+];
+
+/// Answer to values of other trainers.
+struct ValueAnswer {
+    names: &'static [&'static str],
+    among: &'static str,
+    answer: &'static str,
+}
+
+/// Answer to the value `typed` of another trainer, given the names of the values here.
+pub(crate) fn value_answer<'a>(
+    typed: &str,
+    names: impl IntoIterator<Item = &'a str>,
+) -> Option<&'static str> {
+    let typed = typed.replace(['-', '_'], "").to_lowercase();
+    let names: Vec<&str> = names.into_iter().collect();
+    let all =
+        |answer: &&ValueAnswer| answer.names.contains(&&*typed) && names.contains(&answer.among);
+    VALUE_ANSWERS.iter().find(all).map(|found| found.answer)
+}
 
 /// Names among `names` that the value `typed` may mean: the same name in other case, names for an
 /// alias, or else the nearest names.
@@ -110,9 +133,15 @@ pub(crate) fn nearest<'a>(
     names.into_iter().filter(shortened).collect()
 }
 
-/// Help for the unknown key `typed` of `section` ("" at the top), given every dotted key. Messages
-/// call the section `owner`.
-pub(crate) fn key_help(section: &str, owner: &str, typed: &str, known: &[String]) -> String {
+/// Help for the unknown key `typed` of `section` ("" at the top) with this value, given every dotted
+/// key. Messages call the section `owner`.
+pub(crate) fn key_help(
+    section: &str,
+    owner: &str,
+    typed: &str,
+    value: GivenValue<'_>,
+    known: &[String],
+) -> String {
     let here = children(section, known);
     let moved = elsewhere(typed, known);
     if moved == [typed] {
@@ -121,10 +150,11 @@ pub(crate) fn key_help(section: &str, owner: &str, typed: &str, known: &[String]
     if !moved.is_empty() {
         return format!("`{typed}` exists elsewhere: {}", ticked(&moved));
     }
-    if let Some((_, key)) = ALIASES.iter().find(|(alias, _)| *alias == typed)
-        && known.iter().any(|known| known == key)
+    // The description of a box gets no answers about a config.
+    if known.iter().any(|key| key == OF_A_CONFIG)
+        && let Some(answer) = answer(typed, value)
     {
-        return format!("here it is called `{key}`");
+        return answer;
     }
     let near = nearest(typed, here.iter().copied());
     if !near.is_empty() {
@@ -173,22 +203,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn help_prefers_the_exact_key_elsewhere_then_other_trainers_names_then_the_nearest_here() {
+    fn help_prefers_the_exact_key_elsewhere_then_other_tools_names_then_the_nearest_here() {
         let known = ["model", "model.layers", "optimizer", "optimizer.lr", "optimizer.beta1"]
-            .map(String::from);
-        assert!(key_help("", "here", "lr", &known).contains("`optimizer.lr`"));
-        assert!(key_help("model", "here", "optimizer", &known).contains("belongs to no section"));
-        assert!(key_help("model", "here", "layer", &known).contains("did you mean `layers`?"));
-        assert!(key_help("", "here", "layer", &known).contains("did you mean `model.layers`?"));
-        assert!(key_help("", "here", "learning_rate", &known).contains("`optimizer.lr`"));
-        assert!(key_help("optimizer", "here", "wd", &known).contains("are `lr` or `beta1`"));
-        assert!(key_help("optimizer", "here", "bet", &known).contains("`beta1`"));
-        assert!(key_help("optimizer", "here", "zzz", &known).contains("are `lr` or `beta1`"));
+            .into_iter()
+            .chain(["train.steps"]);
+        let known: Vec<String> = known.map(String::from).collect();
+        let help = |section: &str, typed: &str| {
+            key_help(section, "here", typed, GivenValue::default(), &known)
+        };
+        assert!(help("", "lr").contains("`optimizer.lr`"));
+        assert!(help("model", "optimizer").contains("belongs to no section"));
+        assert!(help("model", "layer").contains("did you mean `layers`?"));
+        assert!(help("", "layer").contains("did you mean `model.layers`?"));
+        assert!(help("", "learning_rate").contains("here it is called `optimizer.lr`"));
+        assert!(help("", "lora_r").contains("onebox has no LoRA"));
+        let of_a_box = ["gpus".to_owned()];
+        let help_box = key_help("", "a box", "lora_r", GivenValue::default(), &of_a_box);
+        assert!(help_box.contains("the keys here are `gpus`"));
+        assert!(help("optimizer", "bet").contains("`beta1`"));
+        assert!(help("optimizer", "zzz").contains("are `lr` or `beta1`"));
     }
 
     #[test]
     fn aliases_are_sorted() {
-        assert!(ALIASES.is_sorted() && VALUE_ALIASES.is_sorted());
+        assert!(VALUE_ALIASES.is_sorted());
     }
 
     #[test]

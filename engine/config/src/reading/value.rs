@@ -3,7 +3,9 @@
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use super::{Complaint, NodeKind, ParseResult, format_bytes, meant, parse_bytes, short, ticked};
+use super::{
+    Complaint, NodeKind, ParseResult, format_bytes, meant, parse_bytes, short, ticked, value_answer,
+};
 use files::foreign_text::foreign;
 
 /// A value in a text.
@@ -73,6 +75,15 @@ impl Item<'_> {
             NodeKind::Tuple { name: None, .. } => "a group of values".into(),
             NodeKind::List(_) => "a list".into(),
             NodeKind::Other(what) => (*what).into(),
+        }
+    }
+
+    /// Text of a short number, word or string; empty for any other value.
+    pub(crate) fn brief(&self) -> String {
+        let short = self.text.len() <= 64 && !self.text.contains(char::is_control);
+        match self.kind {
+            NodeKind::Word(_) | NodeKind::Text if short => self.text.into(),
+            _ => String::new(),
         }
     }
 
@@ -215,8 +226,12 @@ impl Item<'_> {
             NodeKind::Word(word) => word.as_str(),
             _ => return self.no_variant(examples),
         };
-        if let Some(index) = names.clone().position(|name| name == typed) {
+        if let Some(index) = index_of(typed, examples) {
             return Ok(index);
+        }
+        if let Some(answer) = value_answer(typed, names.clone()) {
+            let message = format!("expected {}, found {}", ticked(examples), self.found());
+            return Err(Complaint { message, help: answer.into() });
         }
         let near = meant(typed, names);
         let meant: Vec<&str> =
@@ -236,14 +251,34 @@ impl Item<'_> {
             NodeKind::Tuple { name: Some(name), .. } => name.clone(),
             _ => String::new(),
         };
-        let example = examples.iter().find(|example| name_of(example) == typed);
-        let help = match (example, self.kind) {
-            (Some(example), NodeKind::Text) => format!("write `{example}` without the quotes"),
-            (Some(example), _) => format!("write `{example}`"),
-            (None, _) => format!("write {}", ticked(examples)),
+        let example = index_of(&typed, examples).and_then(|index| examples.get(index));
+        let answer = value_answer(&typed, examples.iter().map(|example| name_of(example)));
+        let help = match (example, answer, self.kind) {
+            (Some(example), _, NodeKind::Text) => format!("write `{example}` without the quotes"),
+            (Some(example), ..) => format!("write `{example}`"),
+            (None, Some(answer), _) => answer.into(),
+            (None, None, _) => format!("write {}", ticked(examples)),
         };
         self.expected(&ticked(examples), help)
     }
+}
+
+/// Index of the variant with the name `typed` among `examples`. The name may be in any case, and have
+/// `-` or `_` between its parts, if only one variant then has this name.
+fn index_of(typed: &str, examples: &[&'static str]) -> Option<usize> {
+    let mut names = examples.iter().map(|example| name_of(example));
+    if let Some(index) = names.clone().position(|name| name == typed) {
+        return Some(index);
+    }
+    let index = names.clone().position(|name| is_name(typed, name))?;
+    let is_only = names.nth(index).is_some() && !names.any(|name| is_name(typed, name));
+    is_only.then_some(index)
+}
+
+/// Whether the word `typed` is the name `name`, in any case, and with `-` or `_` between its parts.
+pub(crate) fn is_name(typed: &str, name: &str) -> bool {
+    let plain = |text: &str| text.replace(['-', '_'], "").to_lowercase();
+    typed == name || plain(typed) == plain(name)
 }
 
 /// Name in an example: `Delayed` of `Delayed(after_step: 40)`.
@@ -292,4 +327,26 @@ pub(crate) fn quoted(text: &str) -> String {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "it shows the value of a key")]
 pub(crate) fn float_text(value: &f32) -> String {
     format!("{value:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_in_another_case_is_taken_only_if_it_is_one_variant() {
+        let examples = ["Bf16", "InverseSqrt", "Delayed(after_step: 40)", "AbC", "A_bc"];
+        for (typed, index) in [
+            ("BF16", Some(0)),
+            ("inverse_sqrt", Some(1)),
+            ("INVERSE-SQRT", Some(1)),
+            ("delayed", Some(2)),
+            ("abc", None),
+            ("AbC", Some(3)),
+            ("bf", None),
+            ("", None),
+        ] {
+            assert_eq!(index_of(typed, &examples), index, "{typed}");
+        }
+    }
 }

@@ -123,12 +123,12 @@ fn single_values() {
         ("optimizer.lr=-inf", "optimizer.lr", &["found -inf"]),
         ("optimizer.lr=1e999", "optimizer.lr", &["a finite number", "found 1e999"]),
         ("optimizer.lr=\"0.1\"", "optimizer.lr", &["write 0.1 without the quotes"]),
-        ("optimizer.clip=0", "optimizer.clip", &["above 0 and at most 1e9"]),
+        ("optimizer.clip=0", "optimizer.clip", &["at most 1e9", "`None` switches it off"]),
         ("optimizer.clip=Some(-1)", "optimizer.clip", &["found -1"]),
         ("parallel.sequence=1", "parallel.sequence", &["expected `true` or `false`"]),
         ("parallel.sequence=True", "parallel.sequence", &["found `True`"]),
         ("parallel.tensor=4097", "parallel.tensor", &["from 1 to 4_096"]),
-        ("precision=fp16", "precision", &["did you mean `Fp16`?"]),
+        ("precision=half", "precision", &["did you mean `Fp16`?"]),
         ("precision=\"Bf16\"", "precision", &["write `Bf16` without the quotes"]),
         (
             "precision=Int8",
@@ -139,8 +139,8 @@ fn single_values() {
         ("offload.update=Delayed", "offload.update.after_step", &["add `after_step: 40`"]),
         ("offload.update=Delayed(40)", "offload.update", &["write `Delayed(after_step: 40)`"]),
         ("offload.update=Delay", "offload.update", &["did you mean `Delayed(after_step: 40)`?"]),
-        ("schedule.kind=linear", "schedule.kind", &["did you mean `Linear`?"]),
-        ("schedule.kind=inverse_sqrt", "schedule.kind", &["did you mean `InverseSqrt`?"]),
+        ("schedule.kind=trapezoid", "schedule.kind", &["`Wsd(stable_until: 900)`?"]),
+        ("optimizer.kind=AdamW8bit", "optimizer.kind", &["`offload.moments: Bf16`"]),
         ("schedule.kind=warmup_stable_decay", "schedule.kind", &["`Wsd(stable_until: 900)`?"]),
         ("offload.update=Serial(x: 1)", "offload.update.x", &["`Serial` takes no keys"]),
         (
@@ -366,7 +366,7 @@ fn all_errors_come_out_together_in_the_order_of_the_text() {
     let text = "(
     model: (layers: \"two\", hidden: 30, heads: 4, seq_len: 16),
     lr: 1e-3,
-    precision: fp16,
+    precision: fp17,
     batch: (micro: 4, global: 30),
     train: (stepz: 10, seed: -1),
 )";

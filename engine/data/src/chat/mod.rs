@@ -48,6 +48,9 @@ const STEPS_OF_A_BYTE: u64 = 4;
 /// Name of the template in messages of minijinja.
 const NAME: &str = "chat_template";
 
+/// Error message for files without a template.
+const NO_TEMPLATE: &str = "it has no chat template: put a chat_template.jinja there";
+
 /// Tokens that a template may name, if the folder has them.
 const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
@@ -101,7 +104,7 @@ impl Template {
     /// # Errors
     /// Files without a template, and a template that is invalid.
     pub fn of(beside: &ModelFiles) -> Result<Self, String> {
-        Self::at(beside, Utc::now())
+        Self::at(beside, Utc::now())?.ok_or_else(|| NO_TEMPLATE.to_owned())
     }
 
     /// Reads the template with a fixed date, so that data give the same tokens on every day:
@@ -110,11 +113,20 @@ impl Template {
     /// # Errors
     /// The same errors as [`of`](Self::of).
     pub fn of_data(beside: &ModelFiles) -> Result<Self, String> {
+        Self::find_for_data(beside)?.ok_or_else(|| NO_TEMPLATE.to_owned())
+    }
+
+    /// Like [`of_data`](Self::of_data), but `None` if the files have no template, as those of a base
+    /// model.
+    ///
+    /// # Errors
+    /// A template that is invalid.
+    pub fn find_for_data(beside: &ModelFiles) -> Result<Option<Self>, String> {
         const JULY_26_2024: Duration = Duration::from_secs(1_721_952_000);
         Self::at(beside, Utc::of(UNIX_EPOCH + JULY_26_2024))
     }
 
-    fn at(beside: &ModelFiles, now: Utc) -> Result<Self, String> {
+    fn at(beside: &ModelFiles, now: Utc) -> Result<Option<Self>, String> {
         let settings = object(beside, "tokenizer_config.json")?;
         let template = match beside.get("chat_template.jinja") {
             Some(bytes) => String::from_utf8(bytes.to_vec())
@@ -122,13 +134,14 @@ impl Template {
             None => {
                 let of_its_own = object(beside, "chat_template.json")?;
                 let template = [&of_its_own, &settings].map(|from| from.get(NAME));
-                template.into_iter().flatten().find_map(default_of).ok_or_else(|| {
-                    "it has no chat template: put a chat_template.jinja there".to_owned()
-                })?
+                match template.into_iter().flatten().find_map(default_of) {
+                    Some(template) => template,
+                    None => return Ok(None),
+                }
             }
         };
         let tokens = tokens(&settings, &object(beside, "special_tokens_map.json")?);
-        Self::new(&template, tokens, now)
+        Self::new(&template, tokens, now).map(Some)
     }
 
     fn new(

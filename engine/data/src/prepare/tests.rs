@@ -34,6 +34,7 @@ fn prepare(
         names_all: false,
         is_brief: false,
         cache: &Cache::default(),
+        progress: &Silence,
     };
     let rows = format.is_rows().then_some(rowed);
     let (tokenizer, cache) = (&tokenizer, &Cache::default());
@@ -70,6 +71,7 @@ fn of_text((train, held_out): (&str, Option<&str>), format: &DataFormat) -> Corp
             names_all: false,
             is_brief: false,
             cache: &Cache::default(),
+            progress: &Silence,
         };
         return Corpus::open_rows(parts, &with, VOCAB, 4).unwrap();
     }
@@ -232,7 +234,10 @@ fn other_text_and_other_folders_are_refused() {
     let rows = "{}\n".repeat(9) + "{\"text\": \"a b\"}\n";
     fs::write(folder.path().join("bad.jsonl"), rows).unwrap();
     let bad = refused(&path(&folder, "bad.jsonl"), &jsonl(), &folder.path().join("bad"));
-    assert!(bad.contains("9 of 10 rows cannot be used (bad.jsonl line 1: "), "{bad}");
+    assert!(
+        bad.contains("9 of 10 rows cannot be used (bad.jsonl lines 1, 2, 3 and 6 more: "),
+        "{bad}"
+    );
     assert!(!folder.path().join("bad/train").exists(), "nobody trains on it");
 }
 
@@ -266,6 +271,7 @@ fn interrupted_chats_go_on_where_they_were() {
         names_all: false,
         is_brief: false,
         cache,
+        progress: &Silence,
     };
     let run = || {
         // Each file is a part.

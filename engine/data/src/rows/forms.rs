@@ -1,11 +1,14 @@
 //! Forms of a chat row: keys of messages and tools, and keys that decide what the model learns.
 
-use super::messages::{is_call, read, texts};
+use super::columns::{self, called};
+use super::messages::{is_call, name_roles, read, texts};
+use super::pairs::{self, Pair, is_empty};
 use super::reader::ChatReader;
 use super::talk::Conversation;
-use super::{calls, has, is_system, kind_of, learned, name_of, shown};
+use super::{calls, has, has_role, is_system, kind_of, learned, name_of, shown};
 use crate::chat::message;
 use crate::ignored_keys::IgnoredKeys;
+use config::{ChatColumns, ChatTargets};
 use files::json::{Json, Map};
 use std::collections::BTreeSet;
 
@@ -19,41 +22,99 @@ pub(super) enum Form {
     },
 }
 
+/// Settings for reading rows of chats.
+#[derive(Debug)]
+pub(super) struct ChatSettings<'a> {
+    /// Reader with the chat template; `None` if the model has no template, so that rows are texts.
+    pub(super) reader: Option<ChatReader<'a>>,
+    /// First message of each chat without a system message.
+    pub(super) system: Option<String>,
+    pub(super) columns: ChatColumns,
+    pub(super) targets: ChatTargets,
+}
+
+impl<'a> ChatSettings<'a> {
+    pub(super) fn new(reader: Option<ChatReader<'a>>, system: Option<String>) -> Self {
+        Self { reader, system, columns: ChatColumns::default(), targets: ChatTargets::Answers }
+    }
+
+    /// All inputs of the template's texts; `None` without a template.
+    pub(super) fn template_identity(&self) -> Option<String> {
+        self.reader.as_ref().map(|reader| reader.template.identity())
+    }
+}
+
 /// Keys of preference pairs.
 const PREFERENCES: [&str; 5] =
     ["chosen", "rejected", "rejected_response", "rejected_messages", "rejected_conversations"];
 /// Keys that change what a model sees, but that no chat gets here; empty values are allowed.
-const FOREIGN: [&str; 8] =
-    ["chat_template_kwargs", "documents", "images", "videos", "audios", "image", "video", "audio"];
-/// Keys that other programs use for a `prompt`; [`COMPLETIONS`] are keys for a `completion`.
-const PROMPTS: [&str; 2] = ["question", "query"];
-const COMPLETIONS: [&str; 3] = ["answer", "response", "output"];
+const FOREIGN: [&str; 2] = ["chat_template_kwargs", "documents"];
+/// Keys of things that are no texts; empty values are allowed.
+const NO_TEXTS: [&str; 6] = ["images", "videos", "audios", "image", "video", "audio"];
 
-/// Reads a row, and notes its ignored keys. `system` begins a chat without a system message.
+/// Kind of a row.
+enum Kind {
+    /// A list of messages under this key.
+    Messages(&'static str),
+    /// `prompt` and `completion`: two texts, or two lists of messages.
+    Completion,
+    /// A question and an answer.
+    Pair,
+}
+
+impl Kind {
+    /// Kind that `columns` asks for, or else the kind that the keys of the row show.
+    fn of(row: &Map, columns: &ChatColumns) -> Self {
+        let list = if row.contains_key("messages") { "messages" } else { "conversations" };
+        let [messages, completion, pair, _] =
+            ChatColumns::FORMS.map(|form| form.iter().any(|key| columns.get(key).is_some()));
+        let has = |key: &str| row.contains_key(key);
+        match (messages, completion, pair) {
+            (true, ..) => Self::Messages(list),
+            (_, true, _) => Self::Completion,
+            (.., true) => Self::Pair,
+            _ if has("messages") => Self::Messages(list),
+            _ if has("prompt") && has("completion") => Self::Completion,
+            _ if has("conversations") => Self::Messages(list),
+            _ => Self::Pair,
+        }
+    }
+}
+
+/// Reads a row, and notes its ignored keys.
 ///
 /// # Errors
 /// The fault of the row.
 pub(super) fn form(
-    reader: &ChatReader<'_>,
-    mut row: Map,
-    system: Option<&str>,
+    with: &ChatSettings<'_>,
+    row: Map,
     unread: &mut IgnoredKeys,
 ) -> Result<Form, String> {
+    let columns = &with.columns;
+    let mut row = columns::of_row(row, columns, unread)?;
     // As in transformers, a null value means that the key is missing.
     row.retain(|_, value| *value != Json::Null);
-    check(&mut row)?;
+    check(&mut row, columns)?;
     if let Some(word) = learned::of_row(&mut row)?.filter(|word| !word.learns) {
         let key = word.shown;
-        return Err(format!("its {key} says that nothing of it is learned: leave the row out"));
+        return Err(format!(
+            "its {key} says that nothing of it is learned, such as a bad answer of unpaired preferences (KTO), on which onebox does \
+             not train: leave the row out"
+        ));
     }
     let tools = tools(&mut row)?;
-    let own = own_system(&mut row)?;
-    let (turns, asked) = match row.shift_remove("messages") {
-        Some(messages) => (list("messages", messages)?, 0),
-        None => match (row.shift_remove("prompt"), row.shift_remove("completion")) {
+    let own = own_system(&mut row, columns)?;
+    let beside = if tools.is_some() { Some("tools") } else { own.as_ref().map(|_| "system") };
+    let (turns, asked) = match Kind::of(&row, columns) {
+        Kind::Messages(key) => {
+            let Some(messages) = row.shift_remove(key) else {
+                return Err(without_messages(&row));
+            };
+            (list(&called(columns, key), messages, true)?, 0)
+        }
+        Kind::Completion => match (row.shift_remove("prompt"), row.shift_remove("completion")) {
             (Some(Json::String(prompt)), Some(Json::String(completion))) => {
-                if tools.is_some() || own.is_some() {
-                    let key = if tools.is_some() { "tools" } else { "system" };
+                if let Some(key) = beside {
                     return Err(format!(
                         "it has `{key}` beside texts, which no chat template writes: make lists of messages of `prompt` and `completion`"
                     ));
@@ -62,40 +123,84 @@ pub(super) fn form(
                 return Ok(Form::Texts { prompt, completion });
             }
             (Some(prompt), Some(completion)) => {
-                let mut turns = list("prompt", prompt)?;
+                let mut turns = list(&called(columns, "prompt"), prompt, false)?;
                 let asked = turns.len();
-                turns.extend(list("completion", completion)?);
+                turns.extend(list(&called(columns, "completion"), completion, false)?);
                 (turns, asked)
             }
-            (Some(_), None) => {
-                let rename = match first_of(&row, &COMPLETIONS) {
-                    Some(key) => format!(": rename `{key}` to `completion`"),
-                    None => has(&row),
+            (prompt, _) => {
+                let (is, lacks) = match prompt {
+                    Some(_) => ("prompt", "completion"),
+                    None => ("completion", "prompt"),
                 };
-                return Err(format!("it has a `prompt` and no `completion`{rename}"));
+                let has = has(&row);
+                return Err(format!("it has a `{is}` and no `{lacks}`{has}"));
             }
-            (None, completion) => match row.shift_remove("conversations") {
-                Some(turns) => (list("conversations", turns)?, 0),
-                None => return Err(without_messages(&row, completion.is_some())),
-            },
         },
+        Kind::Pair => {
+            let Some(pair) = Pair::take(&mut row, columns)? else {
+                return Err(without_messages(&row));
+            };
+            if with.reader.is_none() {
+                if let Some(key) = beside {
+                    return Err(format!(
+                        "it has `{key}`, and the model has no chat template that writes it: write `prompt` and `completion`"
+                    ));
+                }
+                let [prompt, completion] = pair.texts()?;
+                note_keys(&row, unread);
+                return Ok(Form::Texts { prompt, completion });
+            }
+            (pair.messages(), 0)
+        }
     };
     note_keys(&row, unread);
+    let Some(reader) = &with.reader else {
+        return Err(
+            "it has messages, and the model has no chat template that writes them: take a model with one (its name often ends with \
+             Instruct or Chat), or put the chat_template.jinja of such a model beside the tokenizer, or write `prompt` and `completion`"
+                .into(),
+        );
+    };
+    let (mut messages, mut learned) = talk(with, reader, turns, asked, unread)?;
+    put_system(&mut messages, own, with.system.as_deref())?;
+    while learned.len() < messages.len() {
+        learned.insert(0, with.targets == ChatTargets::All);
+    }
+    Ok(Form::Talk(Conversation { messages, tools, learned }))
+}
+
+/// Messages in the form of templates, and which of them are targets. Messages before the number
+/// `asked` are the prompt.
+fn talk(
+    with: &ChatSettings<'_>,
+    reader: &ChatReader<'_>,
+    turns: Vec<Json>,
+    asked: usize,
+    unread: &mut IgnoredKeys,
+) -> Result<(Vec<Json>, Vec<bool>), String> {
+    let wrong = |i: usize, why: String| format!("message {}: {why}", i + 1);
+    let rename =
+        |(i, turn)| columns::of_message(turn, &with.columns, unread).map_err(|why| wrong(i, why));
+    let mut turns: Vec<Json> =
+        turns.into_iter().enumerate().map(rename).collect::<Result<_, _>>()?;
+    name_roles(&mut turns);
+    let all = with.targets == ChatTargets::All;
     let (mut messages, mut learned) = (Vec::with_capacity(turns.len()), Vec::new());
     let (mut after_call, mut first) = (false, 0);
     for (i, turn) in turns.into_iter().enumerate() {
-        let wrong = |why: String| format!("message {}: {why}", i + 1);
         let is_call = is_call(&turn);
-        let (message, learns) = read(turn, reader).map_err(wrong)?;
+        let (message, learns) = read(turn, reader, all).map_err(|why| wrong(i, why))?;
         if i == asked {
             first = messages.len();
         }
-        let learns = i >= asked && super::has_role(&message, "assistant") && learns;
+        let learns = (all || i >= asked && has_role(&message, "assistant")) && learns;
         match messages.last_mut().filter(|_| is_call && after_call && i != asked) {
             // Consecutive calls are one answer.
             Some(last) => {
                 if learned.last() != Some(&learns) {
                     return Err(wrong(
+                        i,
                         "it and the call before it are one answer, of which one part is to be learned and the other is not".into(),
                     ));
                 }
@@ -108,28 +213,50 @@ pub(super) fn form(
         }
         after_call = is_call;
     }
+    if with.targets == ChatTargets::LastAnswer {
+        let last = messages.iter().rposition(|one| has_role(one, "assistant"));
+        if last.is_some_and(|last| !learned[last]) && learned.contains(&true) {
+            return Err(
+                "its last answer is marked as not to be learned, and data.targets is LastAnswer: leave the row out".into(),
+            );
+        }
+        learned.iter_mut().enumerate().for_each(|(i, learns)| *learns &= Some(i) == last);
+    }
     if !learned.contains(&true) {
-        return Err(without_targets(&messages[first..]));
+        return Err(without_targets(&messages[first..], all));
     }
-    put_system(&mut messages, own, system)?;
-    while learned.len() < messages.len() {
-        learned.insert(0, false);
-    }
-    Ok(Form::Talk(Conversation { messages, tools, learned }))
+    Ok((messages, learned))
 }
 
 /// Refuses preference pairs, and rows with a [`FOREIGN`] key that has a value.
-fn check(row: &mut Map) -> Result<(), String> {
-    if let Some(key) = first_of(row, &PREFERENCES) {
+fn check(row: &mut Map, columns: &ChatColumns) -> Result<(), String> {
+    // A config that names one of these columns has chosen the answer to learn.
+    let is_chosen = columns.iter().any(|(_, name)| PREFERENCES.contains(&name));
+    if let Some(key) = first_of(row, &PREFERENCES).filter(|_| !is_chosen) {
+        let is_list = |key: &str| matches!(row.get(key), Some(Json::Array(_)));
+        let column = match row.get("chosen") {
+            Some(Json::Array(_)) if is_list("prompt") => Some("completion"),
+            Some(Json::Array(_)) => Some("messages"),
+            Some(Json::String(_)) if pairs::has_question(row) => Some("output"),
+            _ => None,
+        };
+        let alone = match column {
+            Some(column) => format!("set data.columns: ({column}: \"chosen\")"),
+            None => "write `messages`, or `prompt` and `completion`".into(),
+        };
         return Err(format!(
-            "it has `{key}`: it is a preference pair, and onebox has no DPO. To learn the better answer alone, write `prompt` and `completion`"
+            "it has `{key}`: it is a preference pair, and onebox has no DPO. To learn the better answer alone, {alone}"
         ));
     }
-    for key in FOREIGN {
+    for key in FOREIGN.into_iter().chain(NO_TEXTS) {
         match row.shift_remove(key) {
             Some(value) if !is_empty(&value) => {
+                let why = match NO_TEXTS.contains(&key) {
+                    true => "and onebox trains on texts alone",
+                    false => "which no chat gets here",
+                };
                 return Err(format!(
-                    "it has `{key}`, which no chat gets here, so that the model would learn to answer without it: leave the row out"
+                    "it has `{key}`, {why}, so that the model would learn to answer without it: leave the row out"
                 ));
             }
             _ => {}
@@ -138,25 +265,22 @@ fn check(row: &mut Map) -> Result<(), String> {
     Ok(())
 }
 
-fn is_empty(value: &Json) -> bool {
-    match value {
-        Json::Null => true,
-        Json::String(text) => text.trim().is_empty(),
-        Json::Array(values) => values.is_empty(),
-        Json::Object(fields) => fields.is_empty(),
-        Json::Bool(_) | Json::Number(_) | Json::Digits(_) => false,
-    }
-}
-
 fn note_keys(row: &Map, unread: &mut IgnoredKeys) {
     unread.keys.extend(row.keys().map(|key| name_of(key)));
 }
 
-fn list(key: &str, value: Json) -> Result<Vec<Json>, String> {
+/// The messages of a list, which may be JSON in a text if `parses`.
+fn list(name: &str, value: Json, parses: bool) -> Result<Vec<Json>, String> {
+    let value = match value {
+        Json::String(text) if parses && text.trim_start().starts_with('[') => {
+            Json::read(&text).map_err(|e| format!("{name} is a text, and that is no JSON: {e}"))?
+        }
+        other => other,
+    };
     match value {
-        Json::Array(messages) if messages.is_empty() => Err(format!("`{key}` is empty")),
+        Json::Array(messages) if messages.is_empty() => Err(format!("{name} is empty")),
         Json::Array(messages) => Ok(messages),
-        other => Err(format!("`{key}` is {}, not a list of messages", kind_of(&other))),
+        other => Err(format!("{name} is {}, not a list of messages", kind_of(&other))),
     }
 }
 
@@ -165,26 +289,39 @@ fn first_of<'a>(row: &Map, keys: &[&'a str]) -> Option<&'a str> {
     keys.iter().find(|key| row.contains_key(**key)).copied()
 }
 
-fn without_messages(row: &Map, completes: bool) -> String {
-    let completion = if completes { Some("completion") } else { first_of(row, &COMPLETIONS) };
-    if let (Some(prompt), Some(completion)) = (first_of(row, &PROMPTS), completion) {
-        let second = match completion {
-            "completion" => String::new(),
-            other => format!(", and `{other}` to `completion`"),
-        };
-        return format!(
-            "it has no `messages`, and no `prompt`: rename `{prompt}` to `prompt`{second}"
-        );
+/// Error message for a row of no known form.
+fn without_messages(row: &Map) -> String {
+    const NAMES: &str = ": data.columns tells onebox the names of columns";
+    if let Some(missing) = pairs::missing(row) {
+        return missing + NAMES;
     }
     if row.get("text").is_some_and(|text| matches!(text, Json::String(_))) {
         return "it has a `text`, which is no chat: set data.format: Jsonl(text: \"text\")".into();
     }
-    format!("it has no `messages`, and no `prompt`{}", has(row))
+    let is_turn = |turn: &Json| {
+        [["role", "content"], ["from", "value"]]
+            .iter()
+            .any(|keys| keys.iter().all(|key| turn.get(key).is_some()))
+    };
+    let is_chat =
+        |value: &Json| matches!(value, Json::Array(turns) if turns.first().is_some_and(is_turn));
+    let is_name = |key: &str| {
+        key.len() < 60 && key.chars().all(|c| c.is_ascii_alphanumeric() || "_-. ".contains(c))
+    };
+    let mut chats = row.iter().filter(|(key, value)| is_name(key) && is_chat(value));
+    let remedy = match chats.next() {
+        Some((key, _)) => format!(": set data.columns: (messages: \"{key}\")"),
+        None => NAMES.into(),
+    };
+    format!("it has no `messages`, and no `prompt`{}{remedy}", has(row))
 }
 
 /// Error message for messages without a target.
-fn without_targets(messages: &[Json]) -> String {
-    if messages.iter().any(|one| super::has_role(one, "assistant")) {
+fn without_targets(messages: &[Json], all: bool) -> String {
+    if all {
+        return "each of its messages is marked as not to be learned, so that none is a target: leave the row out".into();
+    }
+    if messages.iter().any(|one| has_role(one, "assistant")) {
         return "each of its answers is marked as not to be learned, so that none is a target: leave the row out".into();
     }
     let roles: BTreeSet<String> = messages
@@ -194,15 +331,16 @@ fn without_targets(messages: &[Json]) -> String {
         .collect();
     let some: Vec<String> = roles.into_iter().take(6).collect();
     format!(
-        "no message has the role `assistant`, so there is nothing to learn; the roles are {}",
+        "no message has the role `assistant`, so there is nothing to learn; the roles are {}: name one of them `assistant`",
         some.join(", ")
     )
 }
 
 /// Text of the system message, from a key next to the messages.
-fn own_system(row: &mut Map) -> Result<Option<String>, String> {
+fn own_system(row: &mut Map, columns: &ChatColumns) -> Result<Option<String>, String> {
     let mut own: Option<String> = None;
-    for key in ["system", "system_prompt"] {
+    let other = Some("system_prompt").filter(|_| columns.get("system").is_none());
+    for key in ["system"].into_iter().chain(other) {
         let text = match row.shift_remove(key) {
             Some(Json::String(text)) if !text.trim().is_empty() => text,
             Some(Json::String(_)) | None => continue,
@@ -280,5 +418,7 @@ fn tools(row: &mut Map) -> Result<Option<Json>, String> {
     Ok(Some(Json::Array(tools)))
 }
 
+#[cfg(test)]
+mod shapes;
 #[cfg(test)]
 mod tests;

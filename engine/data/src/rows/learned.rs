@@ -1,10 +1,10 @@
 //! Keys that say whether a message is a target: `weight` of OpenAI, `train` and `training` of axolotl, `loss` of ms-swift, and
-//! `label` of unpaired preferences (KTO).
+//! `label` and `kto_tag` of unpaired preferences (KTO).
 
 use super::shown;
 use files::json::{Json, Map};
 
-const KEYS: [&str; 5] = ["weight", "train", "training", "loss", "label"];
+const KEYS: [&str; 6] = ["weight", "train", "training", "loss", "kto_tag", "label"];
 
 /// Decision of a key about a message.
 #[derive(Clone, Debug, PartialEq)]

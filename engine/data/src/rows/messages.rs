@@ -4,6 +4,7 @@ use super::reader::ChatReader;
 use super::talk::THOUGHTS;
 use super::{calls, contents, has, has_role, kind_of, learned, name_of};
 use files::json::{Json, Map};
+use std::collections::BTreeSet;
 
 /// Roles under the key `from` of shared conversations, and their roles in templates.
 const SHARED: [(&str, &str); 5] = [
@@ -18,17 +19,66 @@ const CALLS: [&str; 2] = ["function_call", "tool_call"];
 /// Roles of a message with the answer of a tool.
 const ANSWERS: [&str; 2] = ["observation", "tool_response"];
 
+/// Other names of the roles that chat templates know, in lower case.
+const SPELLINGS: [(&str, &[&str]); 3] = [
+    ("user", &["human", "prompter"]),
+    ("assistant", &["gpt", "chatgpt", "bing", "bard", "bot", "chatbot", "ai", "model"]),
+    ("system", &[]),
+];
+
+/// Key and text of a turn's role.
+fn role_of(turn: &Json) -> Option<(&'static str, &str)> {
+    let role = |key: &'static str| Some((key, turn.get(key)?.as_str()?));
+    role("role").or_else(|| role("from"))
+}
+
+/// Role of a shared conversation, under its name in templates.
+fn shared(role: &str) -> &str {
+    SHARED.iter().find(|(name, _)| *name == role).map_or(role, |(_, known)| known)
+}
+
+/// Gives a role its name in templates if a chat has no message of that name, and only one other
+/// spelling that can mean it, such as `User` or `bot`.
+pub(super) fn name_roles(turns: &mut [Json]) {
+    let known = |turn: &Json| match role_of(turn)? {
+        ("from", role) => Some(shared(role).to_owned()),
+        (_, role) => Some(role.to_owned()),
+    };
+    let roles: BTreeSet<String> = turns.iter().filter_map(known).collect();
+    for (name, others) in SPELLINGS {
+        let means = |role: &&String| {
+            let lower = role.to_lowercase();
+            lower == name || others.contains(&lower.as_str())
+        };
+        let mut spelled = roles.iter().filter(means);
+        let (Some(spelling), None) = (spelled.next(), spelled.next()) else { continue };
+        for turn in turns.iter_mut() {
+            let Some((key, _)) = role_of(turn).filter(|(_, role)| role == spelling) else {
+                continue;
+            };
+            if let Json::Object(fields) = turn {
+                fields.insert(key.into(), Json::String(name.into()));
+            }
+        }
+    }
+}
+
 /// Whether the role alone makes a turn a call.
 pub(super) fn is_call(turn: &Json) -> bool {
     let role = turn.get("role").or_else(|| turn.get("from")).and_then(Json::as_str);
     role.is_some_and(|role| CALLS.contains(&role))
 }
 
-/// Reads a message, and whether its keys allow the model to learn it.
+/// Reads a message, and whether its keys allow the model to learn it. With `learns_all` the model
+/// learns messages of all roles.
 ///
 /// # Errors
 /// The fault of the message.
-pub(super) fn read(turn: Json, reader: &ChatReader<'_>) -> Result<(Json, bool), String> {
+pub(super) fn read(
+    turn: Json,
+    reader: &ChatReader<'_>,
+    learns_all: bool,
+) -> Result<(Json, bool), String> {
     let Json::Object(fields) = turn else {
         return Err(format!("it is {}, not an object", kind_of(&turn)));
     };
@@ -77,7 +127,7 @@ pub(super) fn read(turn: Json, reader: &ChatReader<'_>) -> Result<(Json, bool), 
     let message = Json::Object(fields);
     let learns = word.as_ref().is_none_or(|word| word.learns);
     match word {
-        Some(word) if learns && !has_role(&message, "assistant") => Err(format!(
+        Some(word) if learns && !learns_all && !has_role(&message, "assistant") => Err(format!(
             "it has {}, and onebox learns what the assistant says, not the role {}: remove this key",
             word.shown,
             name_of(&role)
@@ -98,9 +148,7 @@ fn renamed(fields: Map) -> Map {
         }
         match (key.as_str(), value) {
             ("from", Json::String(from)) if shares => {
-                let role = SHARED.iter().find(|(name, _)| *name == from);
-                let role = role.map_or(from.as_str(), |(_, role)| *role);
-                renamed.insert("role".into(), Json::String(role.into()));
+                renamed.insert("role".into(), Json::String(shared(&from).into()));
             }
             ("from", other) if shares => drop(renamed.insert("role".into(), other)),
             ("value", value) if values => drop(renamed.insert("content".into(), value)),

@@ -2,6 +2,7 @@
 //! The template of the model writes the text of a chat. Only the assistant's answers are targets.
 
 mod calls;
+mod columns;
 mod contents;
 mod control;
 mod forms;
@@ -10,6 +11,7 @@ mod lines;
 mod messages;
 #[cfg(test)]
 mod oracle;
+mod pairs;
 mod probe;
 mod reader;
 #[cfg(test)]
@@ -22,7 +24,7 @@ mod targets;
 mod tests;
 mod texts;
 
-pub(super) use lines::Lines;
+pub(super) use lines::{LONGEST, Lines};
 
 use super::cache_file::hash_of_parts;
 use super::document::Document;
@@ -30,11 +32,11 @@ use super::ignored_keys::IgnoredKeys;
 use super::problem::Problem;
 use super::tokenizer::Tokenizer;
 use crate::chat::{ANSWER, Template};
-use config::ControlTokens;
+use config::{ChatColumns, ChatTargets, ControlTokens, in_line};
 use control::Control;
 use files::foreign_text::foreign;
 use files::json::{Json, Map, shown};
-use forms::{Form, form};
+use forms::{ChatSettings, Form, form};
 use reader::ChatReader;
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -50,7 +52,7 @@ const MARKS: Range<char> = '\u{FDD0}'..'\u{FDF0}';
 const LETTERS: Range<char> = '\u{FDD5}'..MARKS.end;
 
 /// Version of the rules for tokens and targets of a chat. onebox rebuilds tokens of other versions.
-const RULES: u32 = 2;
+const RULES: u32 = 3;
 /// Name of [`RULES`] among the inputs of a document.
 pub(super) const CHAT_RULES: &str = "rules for chats";
 /// Name of the chat template among the inputs of a document.
@@ -61,12 +63,8 @@ pub(super) const CHAT_TEMPLATE: &str = "chat template";
 enum RowContent<'a> {
     /// A text in the field of this name.
     Text(String),
-    /// A chat: `messages`, or `prompt` and `completion`.
-    Chat {
-        reader: ChatReader<'a>,
-        /// First message of each chat without a system message.
-        system: Option<String>,
-    },
+    /// A chat, or a question with its answer.
+    Chat(ChatSettings<'a>),
 }
 
 /// Converts rows into documents.
@@ -94,11 +92,18 @@ impl<'a> Rows<'a> {
     /// `system`, unless `system` is empty.
     pub fn of_chats(tokenizer: &'a Tokenizer, template: &'a Template, system: &str) -> Self {
         let system = (!system.is_empty()).then(|| system.to_owned());
+        let reader = Some(ChatReader::new(template));
         Self::new(
             tokenizer,
             template.end_of_text(),
-            RowContent::Chat { reader: ChatReader::new(template), system },
+            RowContent::Chat(ChatSettings::new(reader, system)),
         )
+    }
+
+    /// Converter of questions and answers for a model without a chat template. `end` is the text of
+    /// the token that ends a text.
+    pub fn of_pairs(tokenizer: &'a Tokenizer, end: Option<&str>) -> Self {
+        Self::new(tokenizer, end, RowContent::Chat(ChatSettings::new(None, None)))
     }
 
     fn new(tokenizer: &'a Tokenizer, end: Option<&str>, kind: RowContent<'a>) -> Self {
@@ -115,6 +120,15 @@ impl<'a> Rows<'a> {
         Self { in_texts, hash: OnceLock::new(), ..self }
     }
 
+    /// Sets the names of the columns of chats, and the tokens of a chat that are targets.
+    #[must_use]
+    pub fn with_columns(mut self, columns: &ChatColumns, targets: ChatTargets) -> Self {
+        if let RowContent::Chat(with) = &mut self.kind {
+            (with.columns, with.targets) = (columns.clone(), targets);
+        }
+        Self { hash: OnceLock::new(), ..self }
+    }
+
     /// Checks that the tokenizer has the token that ends a text.
     ///
     /// # Errors
@@ -128,8 +142,13 @@ impl<'a> Rows<'a> {
         *self.hash.get_or_init(|| {
             let kind = match &self.kind {
                 RowContent::Text(field) => format!("text {:?} {field}", self.end),
-                RowContent::Chat { reader, system } => {
-                    format!("chat {RULES} {:?} {system:?} {}", self.end, reader.template.identity())
+                RowContent::Chat(with) => {
+                    let ChatSettings { system, columns, targets, .. } = with;
+                    format!(
+                        "chat {RULES} {:?} {system:?} {columns:?} {targets:?} {:?}",
+                        self.end,
+                        with.template_identity()
+                    )
                 }
             };
             let kind = format!("{:?} {kind}", self.in_texts);
@@ -143,14 +162,21 @@ impl<'a> Rows<'a> {
         let mut makers = vec![("token that ends a text", end)];
         match &self.kind {
             RowContent::Text(field) => makers.push(("field of a text", format!("{field:?}"))),
-            RowContent::Chat { reader, system } => makers.extend([
-                (CHAT_RULES, RULES.to_string()),
-                ("data.system", format!("{:?}", system.as_deref().unwrap_or_default())),
-                (
-                    CHAT_TEMPLATE,
-                    format!("xxh3-128 {:032x}", xxh3_128(reader.template.identity().as_bytes())),
-                ),
-            ]),
+            RowContent::Chat(with) => {
+                let template = with.template_identity().map(|text| xxh3_128(text.as_bytes()));
+                let template = template.map(|hash| format!("xxh3-128 {hash:032x}"));
+                makers.extend([
+                    (CHAT_RULES, RULES.to_string()),
+                    ("data.system", format!("{:?}", with.system.as_deref().unwrap_or_default())),
+                    (CHAT_TEMPLATE, template.unwrap_or_else(|| "none".into())),
+                ]);
+                if !with.columns.is_empty() {
+                    makers.push(("data.columns", in_line(&with.columns)));
+                }
+                if with.targets != ChatTargets::Answers {
+                    makers.push(("data.targets", in_line(&with.targets)));
+                }
+            }
         }
         // Older versions did not have these settings, so their folders lack these entries.
         if self.in_texts == ControlTokens::Parsed {
@@ -182,7 +208,7 @@ impl<'a> Rows<'a> {
             other => {
                 let example = match self.kind {
                     RowContent::Text(_) => "{\"text\": \"...\"}",
-                    RowContent::Chat { .. } => "{\"messages\": [..]}",
+                    RowContent::Chat(_) => "{\"messages\": [..]}",
                 };
                 return Err(format!("it is {}, not an object such as {example}", kind_of(&other)));
             }
@@ -200,17 +226,16 @@ impl<'a> Rows<'a> {
                 }
                 None => return Err(format!("it has no `{}`{}", foreign(field), has(&row))),
             },
-            RowContent::Chat { reader, system } => {
-                match form(reader, row, system.as_deref(), &mut unread)? {
-                    Form::Talk(talk) => self.talk(reader, talk, &mut unread)?,
-                    Form::Texts { mut prompt, mut completion } => {
-                        self.plain_text(&mut prompt)?;
-                        self.plain_text(&mut completion)?;
-                        let counted = prompt.len()..prompt.len() + completion.len();
-                        self.ended(&(prompt + &completion), counted)?
-                    }
+            RowContent::Chat(with) => match form(with, row, &mut unread)? {
+                Form::Talk(talk) => self.talk(with, talk, &mut unread)?,
+                Form::Texts { mut prompt, mut completion } => {
+                    self.plain_text(&mut prompt)?;
+                    self.plain_text(&mut completion)?;
+                    let asked = if with.targets == ChatTargets::All { 0 } else { prompt.len() };
+                    let counted = asked..prompt.len() + completion.len();
+                    self.ended(&(prompt + &completion), counted)?
                 }
-            }
+            },
         };
         match document.counted.contains(&true) {
             true => Ok((document, unread)),
@@ -221,15 +246,17 @@ impl<'a> Rows<'a> {
     /// Converts a chat into a document.
     fn talk(
         &self,
-        reader: &ChatReader<'_>,
+        with: &ChatSettings<'_>,
         mut talk: Conversation,
         unread: &mut IgnoredKeys,
     ) -> Result<Document, String> {
+        let Some(reader) = &with.reader else { unreachable!("a template writes each chat") };
         talk.messages.iter_mut().chain(&mut talk.tools).try_for_each(|json| self.defuse(json))?;
         contents::fit(reader.template, &mut talk, unread)?;
         reader.check(&talk, unread)?;
         let (template, learned) = (reader.template, &talk.learned[..]);
-        let of = Targets { template, control: &self.control, chat: talk.chat(), learned };
+        let whole = with.targets == ChatTargets::All;
+        let of = Targets { template, control: &self.control, chat: talk.chat(), learned, whole };
         let (text, counted) = of.of()?;
         self.spoken(&text, &counted, false)
     }

@@ -17,6 +17,8 @@ pub(super) struct Targets<'a> {
     pub(super) chat: Chat<'a>,
     /// Whether the model learns each message of the chat.
     pub(super) learned: &'a [bool],
+    /// Whether the whole text is a target, except messages that the model does not learn.
+    pub(super) whole: bool,
 }
 
 impl Targets<'_> {
@@ -26,12 +28,19 @@ impl Targets<'_> {
         let is_answer = |i: &usize| has_role(&self.chat.messages[*i], "assistant");
         let (answers, others): (Vec<usize>, Vec<usize>) =
             (0..self.learned.len()).filter(is_answer).partition(|i| self.learned[*i]);
-        let many = if self.template.has_marks() { others.len() } else { answers.len() };
+        let many = match (self.whole, self.template.has_marks()) {
+            (true, _) => self.learned.iter().filter(|learns| !**learns).count(),
+            (_, true) => others.len(),
+            (_, false) => answers.len(),
+        };
         if many.saturating_mul(whole.text.len()) > MOST {
             let bytes = whole.text.len();
             return Err(format!(
                 "its chat has {many} answers in {bytes} bytes, more than onebox looks for: divide the row"
             ));
+        }
+        if self.whole {
+            return self.all(&whole);
         }
         if self.template.has_marks() {
             return self.marked(whole, &others);
@@ -58,6 +67,52 @@ impl Targets<'_> {
             ));
         }
         Ok((text, spans))
+    }
+
+    /// Text of the chat, and the ranges of all messages that the model learns.
+    fn all(&self, whole: &RenderedChat) -> Result<(String, Vec<Range<usize>>), String> {
+        let mut text = whole.text.clone();
+        if let Some(last) = self.learned.len().checked_sub(1)
+            && self.learned[last]
+            && !self.template.has_marks()
+            && has_role(&self.chat.messages[last], "assistant")
+            && let Ok((span, false)) = self.answer(whole, last)
+            && text[span.end..].trim().is_empty()
+            && let Some(token) = self.missing_end(last)
+        {
+            text.push_str(&token);
+        }
+        let mut left_out = Vec::new();
+        for i in (0..self.learned.len()).filter(|i| !self.learned[*i]) {
+            left_out.extend(self.places(whole, i)?);
+        }
+        left_out.sort_by_key(|place| place.start);
+        let (mut spans, mut at) = (Vec::new(), 0);
+        for place in left_out {
+            spans.push(at..place.start.max(at));
+            at = at.max(place.end);
+        }
+        spans.push(at..text.len());
+        spans.retain(|span| !span.is_empty());
+        Ok((text, spans))
+    }
+
+    /// Ranges of a message: the words and the end of an answer, or all that the template writes for
+    /// another message.
+    fn places(&self, whole: &RenderedChat, i: usize) -> Result<Vec<Range<usize>>, String> {
+        if has_role(&self.chat.messages[i], "assistant") {
+            return Ok(vec![self.answer(whole, i)?.0]);
+        }
+        let turns = whole.turns.iter().filter(|turn| turn.message == i);
+        let places: Vec<_> = turns.map(|turn| turn.place.clone()).collect();
+        match places.is_empty() {
+            true => Err(format!(
+                "the chat template does not tell where message {} is, which is marked as not to be learned: remove its mark, or set \
+                 data.targets to Answers",
+                i + 1
+            )),
+            false => Ok(places),
+        }
     }
 
     /// Text of the first messages of the chat. If `asked`, the prompt of the next message follows.

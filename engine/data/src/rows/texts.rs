@@ -3,23 +3,26 @@
 
 use super::super::cores;
 use super::super::document::Document;
+use super::super::ignored_keys::IgnoredKeys;
 use super::super::tokenizer::TokenSpans;
+use super::forms::{Form, form};
 use super::{RowContent, Rows, document};
 use config::ControlTokens;
 use files::json::{Json, Map};
 use std::ops::Range;
 
 impl Rows<'_> {
-    /// Whether the value of `key` is a complete text that no template writes.
-    pub(super) fn is_plain_text(&self, key: &str, row: &Map) -> bool {
+    /// The texts of a row that no template writes, as they stand in the row.
+    fn plain_texts(&self, row: Map) -> Vec<String> {
         match &self.kind {
-            RowContent::Text(field) => key == field,
-            RowContent::Chat { .. } => {
-                let both = ["prompt", "completion"];
-                let are_texts =
-                    both.iter().all(|key| matches!(row.get(*key), Some(Json::String(_))));
-                both.contains(&key) && are_texts && !row.contains_key("messages")
-            }
+            RowContent::Text(field) => match row.get(field) {
+                Some(Json::String(text)) => vec![text.clone()],
+                _ => Vec::new(),
+            },
+            RowContent::Chat(with) => match form(with, row, &mut IgnoredKeys::default()) {
+                Ok(Form::Texts { prompt, completion }) => vec![prompt, completion],
+                _ => Vec::new(),
+            },
         }
     }
 
@@ -28,10 +31,14 @@ impl Rows<'_> {
         if self.in_texts == ControlTokens::Parsed {
             return 0;
         }
-        let is_of_chats = matches!(self.kind, RowContent::Chat { .. });
+        // If a template writes chats, only a `completion` stays as it is.
+        let needs_completion = match &self.kind {
+            RowContent::Chat(with) => with.reader.is_some() && with.columns.is_empty(),
+            RowContent::Text(_) => false,
+        };
         let is_rendered = |i: usize| {
             let Ok(text) = rows[i] else { return false };
-            if is_of_chats && !text.contains("\"completion\"") {
+            if needs_completion && !text.contains("\"completion\"") {
                 return false;
             }
             // A letter may be escaped in JSON.
@@ -39,10 +46,7 @@ impl Rows<'_> {
                 return false;
             }
             let Ok(Json::Object(row)) = Json::read(text) else { return false };
-            row.iter().any(|(key, value)| {
-                let text = value.as_str().filter(|_| self.is_plain_text(key, &row));
-                text.is_some_and(|text| self.control.find(text, 0).is_some())
-            })
+            self.plain_texts(row).iter().any(|text| self.control.find(text, 0).is_some())
         };
         cores::map(rows.len(), is_rendered).into_iter().filter(|rendered| *rendered).count()
     }

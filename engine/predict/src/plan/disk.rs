@@ -42,7 +42,8 @@ impl Disk {
             true => checkpoint_bytes(4 * saved_states(config) as u64 * parameters),
             false => 0,
         };
-        let checkpoints = (train.checkpoint_keep as u64 + 1).min(train.steps);
+        let kept = train.checkpoint_keep as u64 + u64::from(train.keep_best);
+        let checkpoints = (kept + 1).min(train.steps);
         let weights = if train.weights == WeightsPolicy::Never { 0 } else { 4 * parameters };
         let files = files(config);
         let most = checkpoint.saturating_mul(checkpoints).saturating_add(weights + files);
@@ -208,6 +209,8 @@ mod tests {
         let late =
             disk(&["offload.update=Delayed(after_step: 1)", "train.checkpoint_keep=4"], None);
         assert_eq!((late.checkpoint, late.checkpoints), (17_600_000, 5));
+        let best = disk(&["train.keep_best=true", "train.eval_every=2"], None);
+        assert_eq!(best.checkpoints, 4, "the best may be another one than the newest two");
         let none = disk(&["train.checkpoint_overhead=None"], None);
         assert_eq!((none.checkpoint, none.most), (0, 4_000_000));
         assert_eq!(disk(&["train.weights=Never"], None).most, 39_600_000);

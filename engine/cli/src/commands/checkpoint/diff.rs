@@ -2,6 +2,7 @@
 
 use super::super::{CommandError, code, print_as, resume::listed};
 use super::open;
+use crate::report::stage::Stage;
 use checkpoint::inspect::{Distance, STATE_NAMES, distances};
 use checkpoint::{Checkpoint, Difference, differences_of};
 use config::{LoadedConfig, ResumeEffect};
@@ -14,7 +15,9 @@ pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), CommandError>
     let (a, b) = (open(a)?, open(b)?);
     let configs = a.summary().differences_from(b.summary())?;
     let mut all = Vec::new();
+    let stage = Stage::begin("comparing checkpoints", 0);
     distances(&a, &b, &mut |distance| all.push(distance))?;
+    drop(stage);
     print_as(as_json, &in_json(&a, &b, &configs, &all), || in_words(&a, &b, &configs, &all))?;
     match is_equal(&all) {
         true => Ok(()),

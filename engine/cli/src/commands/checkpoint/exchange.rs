@@ -4,14 +4,18 @@ use super::super::data::ReadOptions;
 use super::super::{
     CommandError, ConfigArgs, check_built, code, data, quoted_path, say, set_arguments,
 };
-use super::{NewRun, open, run_of};
+use super::{ChoiceArgs, NewRun, run_of};
+use crate::report::reading::TerminalProgress;
+use crate::report::stage::Stage;
 use ::data::Tokenizer;
+use ::data::byte_tokenizer::is_of_bytes;
 use ::data::model_files::{ModelFileError, ModelFiles};
 use checkpoint::hugging_face::{
     ExportError, Folder, FolderError, ModelExport, Numbers, export, import,
 };
 use config::tokenizers::tokenizer_file;
 use config::{LoadedConfig, Origin};
+use files::names::TOKENIZER;
 use files::path_text::{PathText, ShownPath};
 use layout::LocalMachine;
 use layout::build::lay_out;
@@ -21,10 +25,12 @@ use std::path::{Path, PathBuf};
 /// Write the parameters of a checkpoint for other programs.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct ExportArgs {
-    /// Checkpoint, or run directory for its newest checkpoint
+    /// Checkpoint, or run directory for its best checkpoint (train.keep_best), else its newest
     path: PathBuf,
     /// Folder to create
     out: PathBuf,
+    #[command(flatten)]
+    choice: ChoiceArgs,
     /// Format: a folder of Hugging Face's transformers
     #[arg(long, value_enum)]
     to: Format,
@@ -72,7 +78,7 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
         Dtype::F32 => Numbers::F32,
         Dtype::Bf16 => Numbers::Bf16,
     };
-    let from = open(&args.path)?;
+    let from = args.choice.open(&args.path)?;
     let config = from.summary().config()?.config;
     let built = lay_out(&config, machine);
     from.check_model(&built.decoder)?;
@@ -87,6 +93,7 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
         beside: &beside,
         numbers,
         max_file_bytes: args.max_shard_size,
+        progress: &TerminalProgress,
     };
     let files = export(&source, &args.out).map_err(|error| {
         let code = match &error {
@@ -113,16 +120,18 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
     let config = &loaded.config;
     check_built(&loaded, machine)?;
     let folder = Folder::open(&args.folder)?;
-    refuse_bytes(&args.folder, &loaded)?;
+    let beside = ModelFiles::open(&args.folder)?;
+    refuse_bytes(&args.folder, &beside, &loaded)?;
     let built = lay_out(config, machine);
     folder.check_model(&config.model, &built.decoder)?;
     let tokenizer = data::tokenizer(config)?;
     let opened = data::open(config, tokenizer.as_ref(), ReadOptions::default())?;
-    let beside = ModelFiles::open(&args.folder)?;
     let beside = data::fitting(beside, &args.folder, config, tokenizer.as_ref());
     let new = NewRun::create(&args.out, config, tokenizer.as_ref(), beside)?;
+    let stage = Stage::begin("writing the checkpoint", 0);
     let sealed = import(&folder, config, &built, &opened, new.folder())?;
-    let written = new.finish(sealed)?;
+    drop(stage);
+    let written = new.finish([sealed])?;
     let (config, sets) = args.config.again(&args.out);
     say(&format!(
         "{}: the weights of {}, with moments of zero; train them:\n  onebox train {} --run-dir {} --resume{}",
@@ -138,13 +147,16 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
 /// Refuses to train on bytes if the folder has a tokenizer and `data.tokenizer` is not set.
 fn refuse_bytes(
     folder: &Path,
+    files: &ModelFiles,
     LoadedConfig { config, origins, .. }: &LoadedConfig,
 ) -> Result<(), CommandError> {
     let is_said = |(key, _, origin): &(String, String, Origin)| {
         key == "data.tokenizer" && *origin != Origin::Default
     };
     let bytes = config.data.format.is_bytes() && config.data.tokenizer.is_none();
-    match tokenizer_file(folder).filter(|_| bytes && !origins.iter().any(is_said)) {
+    let of_tokens = |name: &&str| *name != TOKENIZER || !files.get(name).is_some_and(is_of_bytes);
+    let found = tokenizer_file(folder).filter(of_tokens);
+    match found.filter(|_| bytes && !origins.iter().any(is_said)) {
         None => Ok(()),
         Some(name) => {
             let folder = PathText(folder);

@@ -6,7 +6,11 @@ mod reshard;
 mod show;
 
 use super::{CommandError, Failable, code, print, print_json, say};
-use checkpoint::inspect::{checkpoints_of, open_newest, verify};
+use crate::report::stage::Stage;
+use checkpoint::inspect::{
+    CheckpointChoice, ChoiceReason, best_of, checkpoints_of, open_chosen, open_newest, verify,
+};
+use checkpoint::manifest::MANIFEST;
 use checkpoint::rewrite::{RewriteError, SealedCheckpoint};
 use checkpoint::{Checkpoint, CheckpointError, RunFolder};
 use clap::Subcommand;
@@ -76,7 +80,9 @@ fn verified(InspectionArgs { path, json }: &InspectionArgs) -> Result<(), Comman
     let (mut broken, mut unread, mut told) = (0, 0, Vec::new());
     let all = checkpoints_of(path)?;
     for checkpoint in &all {
+        let stage = Stage::begin("comparing a checkpoint with its hashes", 0);
         let problems = verify(checkpoint);
+        drop(stage);
         let unreadable = problems.iter().filter(|why| why.is_of_the_system()).count();
         broken += usize::from(unreadable < problems.len());
         unread += usize::from(unreadable > 0 && unreadable == problems.len());
@@ -113,6 +119,82 @@ fn open(path: &Path) -> Result<Checkpoint, CommandError> {
     Ok(found)
 }
 
+/// Options that choose among the checkpoints of a run.
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct ChoiceArgs {
+    /// Take the newest parameters of the run, also if it has kept its best checkpoint
+    #[arg(long, conflicts_with = "step")]
+    last: bool,
+    /// Take the checkpoint of step N
+    #[arg(long, value_name = "N")]
+    step: Option<u64>,
+}
+
+impl ChoiceArgs {
+    /// Whether the user has named a checkpoint.
+    pub(in crate::commands) const fn is_default(&self) -> bool {
+        !self.last && self.step.is_none()
+    }
+
+    pub(in crate::commands) const fn is_step(&self) -> bool {
+        self.step.is_some()
+    }
+
+    /// Opens the checkpoint, warns about broken newer ones, and says which one it is and why.
+    pub(in crate::commands) fn open(&self, path: &Path) -> Result<Checkpoint, CommandError> {
+        let choice = match self.step {
+            Some(step) => CheckpointChoice::Step(step),
+            None if self.last => CheckpointChoice::Newest,
+            None => CheckpointChoice::Best,
+        };
+        let is_checkpoint = path.join(MANIFEST).symlink_metadata().is_ok();
+        if is_checkpoint && !self.is_default() {
+            let why = format!(
+                "{}: it is one checkpoint: leave out --last and --step, or name its run",
+                path.shown()
+            );
+            return Err(CommandError::new(code::USAGE, why));
+        }
+        let chosen = open_chosen(path, choice).map_err(|error| self.unusable(path, error))?;
+        chosen.broken.iter().for_each(|why| say(&format!("warning: {why}")));
+        let (at, step) = (chosen.checkpoint.path().shown(), chosen.checkpoint.step());
+        let why = match chosen.reason {
+            ChoiceReason::Best(best) => {
+                format!(
+                    ", the best of this run: validation loss {:.4} (--last takes the newest)",
+                    best.loss()
+                )
+            }
+            ChoiceReason::Newest => ", the newest checkpoint".to_owned(),
+            ChoiceReason::Named => String::new(),
+        };
+        say(&format!("{at}: the parameters after step {step}{why}"));
+        Ok(chosen.checkpoint)
+    }
+
+    fn unusable(&self, path: &Path, error: CheckpointError) -> CommandError {
+        let all = checkpoints_of(path).unwrap_or_default();
+        let best = best_of(&all).ok().and_then(|(best, _)| best);
+        let steps: Vec<String> = all
+            .iter()
+            .filter_map(|path| path.file_name()?.to_str())
+            .map(|name| name.trim_start_matches("step-").trim_start_matches('0').to_owned())
+            .collect();
+        let is_missing = matches!(&error, CheckpointError::Io { source, .. } if source.kind() == ErrorKind::NotFound);
+        let why = CommandError::from(error);
+        match (best, self.step) {
+            (Some(best), None) if !self.last => why.and(&format!(
+                "it is the best checkpoint of the run, by its newest one: bring step {} back, or take another with --last or --step N",
+                best.step
+            )),
+            (_, Some(_)) if is_missing && !steps.is_empty() => {
+                why.and(&format!("the run has the steps {}", steps.join(", ")))
+            }
+            _ => why,
+        }
+    }
+}
+
 /// Directory of the run that contains the checkpoint; the checkpoint itself if there is none.
 pub(super) fn run_of(checkpoint: &Checkpoint) -> &Path {
     let run = checkpoint.path().parent().and_then(Path::parent);
@@ -145,12 +227,20 @@ impl NewRun {
         self.dir.folder()
     }
 
-    fn finish(self, checkpoint: SealedCheckpoint) -> Result<PathBuf, CommandError> {
+    /// Writes the files, then names `checkpoints`, the one to go on from last. Returns its path.
+    fn finish(
+        self,
+        checkpoints: impl IntoIterator<Item = SealedCheckpoint>,
+    ) -> Result<PathBuf, CommandError> {
         for (name, bytes) in &self.files {
             self.dir.write_atomically(name, bytes).fail_with(code::IO)?;
         }
         self.dir.keep(self.beside.files())?;
-        Ok(checkpoint.publish()?)
+        let mut newest = self.dir.folder().path();
+        for checkpoint in checkpoints {
+            newest = checkpoint.publish()?;
+        }
+        Ok(newest)
     }
 }
 

@@ -7,6 +7,7 @@ use crate::report::curves;
 use checkpoint::Summary;
 use checkpoint::inspect::checkpoints_of;
 use checkpoint::manifest::TensorEntry;
+use files::names::checkpoint_name;
 use files::path_text::ShownPath;
 use std::fmt::Write;
 use topology::{counted, format_bytes};
@@ -37,6 +38,10 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
         lines.push(("others", format!("{} of this run", others.join(", "))));
     }
     lines.extend(summary.lines());
+    if let Some(best) = summary.best() {
+        let name = checkpoint_name(best.step);
+        lines.push(("best", format!("{name} of this run, validation loss {:.4}", best.loss())));
+    }
     lines.extend([
         ("states", format!("{bytes} in {files}: fp32 parameters and Adam's two moments")),
         ("model", model_words(m, parameters as f64)),

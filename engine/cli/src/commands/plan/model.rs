@@ -3,9 +3,14 @@
 use super::super::largest::of_states;
 use super::super::search::FitFailure;
 use super::super::simulate::seconds;
-use super::super::{CommandError, ConfigArgs, code, fit_result, print, print_json, search};
+use super::super::{
+    CommandError, ConfigArgs, code, fit_result, print, print_json, quoted_path, say, search,
+    set_arguments,
+};
 use super::PlanArgs;
+use super::config_file::{ConfigFile, may_create};
 use crate::report::progress::si;
+use crate::report::reading::TerminalProgress;
 use config::{Config, ConfigError, Family, Further, LoadedConfig, Origin, load_str_and_look};
 use files::hub::{self, HubModel};
 use files::names::is_there;
@@ -69,11 +74,11 @@ pub(super) fn run(
         let loaded = load(args, model, plain)?;
         return search::run(&loaded, machine, Some(gpus(args, &loaded)?), false);
     }
+    args.write.as_deref().map_or(Ok(()), may_create)?;
     let loaded = load(args, model, &[])?;
     // The config is not the user's own, so its single rank is not a requested layout.
     let gpus = Some(gpus(args, &loaded)?);
-    search::say_begun();
-    let found = search_layouts(&loaded, machine, gpus)?;
+    let found = search_layouts(&loaded, machine, gpus, &TerminalProgress)?;
     let config = &loaded.config;
     let best = found.layouts.first();
     let complete = |chosen: &[String]| settings(config, &args.sets, chosen);
@@ -119,9 +124,48 @@ pub(super) fn run(
         if let Some(no) = &no {
             let _ = writeln!(out, "\nno: {}", no.lines(config).join("\n  "));
         }
+        if best.is_some() && args.write.is_none() {
+            let _ = writeln!(out, "\nnext, try:\n  {}", again(args, model));
+        }
         print(&out)?;
     }
+    match (&args.write, best) {
+        (None, _) => {}
+        (Some(path), None) => say(&format!("{}: not written, since nothing fits", path.shown())),
+        (Some(path), Some(best)) => {
+            let folder = folder_of(&located(model)?);
+            let is_name = !is_there(model) && model.to_str().and_then(HubModel::parse).is_some();
+            let file = ConfigFile {
+                path,
+                model: if is_name { model.to_owned() } else { folder.clone() },
+                folder,
+                data: args.data.as_deref(),
+                planned: config,
+                box_name: &found.box_name,
+                layout: best,
+                sets: &complete(&best.sets),
+            };
+            file.write()?;
+        }
+    }
     fit_result(best.is_some())
+}
+
+/// This command, with the option that writes a config.
+fn again(args: &PlanArgs, model: &Path) -> String {
+    let on = args.on_box.on.iter().map(|on| format!(" --box {}", quoted_path(on)));
+    let gpus = args.gpus.iter().map(|gpus| format!(" --gpus {gpus}"));
+    let more: String = on.chain(gpus).collect();
+    let sets = set_arguments(&args.sets);
+    format!("onebox plan --model {}{more}{sets} --write my.ron", quoted_path(model))
+}
+
+/// Folder of a model that is named by its folder or by its config.json.
+fn folder_of(located: &Path) -> PathBuf {
+    match located.is_dir() {
+        true => located.to_owned(),
+        false => located.parent().unwrap_or(located).to_owned(),
+    }
 }
 
 /// Whether host memory decides the layout, so that smaller states may make it faster.
@@ -137,7 +181,7 @@ fn faster(
     gpus: Option<usize>,
     rate: f64,
 ) -> Result<Option<Layout>, CommandError> {
-    let found = search_bf16_moments(loaded, machine, gpus)?;
+    let found = search_bf16_moments(loaded, machine, gpus, &TerminalProgress)?;
     let best = found.and_then(|found| found.layouts.into_iter().next());
     Ok(best.filter(|best| best.tokens_per_second > WORTH * rate))
 }

@@ -1,16 +1,19 @@
 //! The end of `onebox train`: its last messages, and the files that it leaves.
 
 use super::Session;
+use super::guess::Rise;
 use super::watch::Watch;
 use crate::commands::{CommandError, ConfigArgs, code, quoted, quoted_path, say, set_arguments};
 use crate::generate::{
     ModelSource, Piece, Sampling, StopCondition, WeightSource, default_prompt, generate,
 };
 use crate::report::progress::{clock, si};
+use ::data::chat::Template;
+use ::data::model_files::ModelFiles;
 use checkpoint::inspect::open_newest;
 use config::{DataFormat, DeviceConfig};
 use engine::run::Outcome;
-use files::names::{CHECKPOINTS, CONFIG, METRICS, WEIGHTS};
+use files::names::{CHECKPOINTS, CONFIG, METRICS, WEIGHTS, checkpoint_name};
 use files::path_text::ShownPath;
 use std::fmt::Display;
 use std::path::Path;
@@ -60,15 +63,30 @@ impl Session<'_> {
         if outcome.complete || watch.last.is_some() {
             self.summary(outcome, watch, seconds);
         }
+        if let Some(rise) = watch.guess.rise().filter(|_| outcome.complete) {
+            let why = rise.words(self.run.loaded.config.optimizer.lr);
+            let why = format!("training has diverged: {why}{}", self.before_rise(outcome, rise));
+            return Err(CommandError::new(code::NUMERIC, why));
+        }
         if outcome.complete {
             self.sample(outcome.weights_written, &watch.stop);
-            self.next_commands();
+            self.next_commands(watch.saved.is_some());
             return owed.map_or(Ok(()), |owed| Err(CommandError::new(code::NOT_SAVED, owed)));
         }
         say(&self.interrupted(outcome, watch.saved));
         Err(match owed {
             Some(owed) => CommandError::new(code::NOT_SAVED, owed),
             None => CommandError::silent(code::INTERRUPTED),
+        })
+    }
+
+    /// Names the best checkpoint, if it is from before the `rise`.
+    fn before_rise(&self, outcome: &Outcome, rise: Rise) -> String {
+        let best = outcome.evaluations.and_then(|seen| seen.best());
+        let best = best.filter(|best| best.step < rise.since);
+        best.map_or_else(String::new, |best| {
+            let path = self.dir.folder().path().join(checkpoint_name(best.step));
+            format!("; the best checkpoint is from before it: {}", path.shown())
         })
     }
 
@@ -116,14 +134,16 @@ impl Session<'_> {
         let tokens = trained as f64 * (config.batch.global * config.model.seq_len) as f64;
         let unit = self.unit();
         let loss = watch.last.map_or(f64::NAN, |last| last.loss);
-        let held_out = watch.held_out.map_or_else(String::new, |(loss, whole)| {
+        let held_out = watch.held_out.filter(|(step, ..)| *step == outcome.step);
+        let held_out = held_out.map_or_else(String::new, |(_, loss, whole)| {
             let part = if whole { "the whole held-out part" } else { "a part of what is held out" };
             format!(", {loss:.4} over {part}")
         });
         let steps = counted(config.train.steps, "step");
-        let ended = match outcome.complete {
-            true => format!("done    {steps}"),
-            false => format!("interrupted after {} of {steps}", outcome.step),
+        let ended = match (outcome.complete, outcome.out_of_patience) {
+            (_, true) => format!("ended   after {} of {steps}", outcome.step),
+            (true, false) => format!("done    {steps}"),
+            (false, false) => format!("interrupted after {} of {steps}", outcome.step),
         };
         let state = match outcome.state_hash.as_str() {
             "" => String::new(),
@@ -133,6 +153,7 @@ impl Session<'_> {
         let files = self.dir.held().place().map_or_else(String::new, |place| {
             format!("\nfiles   {}: {METRICS}, {CONFIG}{weights}", place.shown())
         });
+        let compared = self.compared(outcome);
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
         let ahead = match watch.ahead {
             [0, 0, 0] => String::new(),
@@ -150,11 +171,31 @@ impl Session<'_> {
         };
         self.say(&format!(
             "\n{ended} in {} ({} in training, {}tok/s), {skipped} skipped{ahead}{verified}\n\
-             loss    {loss:.4} {unit} in the last step{held_out}{state}{files}",
+             loss    {loss:.4} {unit} in the last step{held_out}{compared}{state}{files}",
             clock(seconds),
             clock(watch.train_seconds),
             si(tokens / watch.train_seconds.max(1e-9)),
         ));
+    }
+
+    /// Lines about the evaluations of a run that compares them.
+    fn compared(&self, outcome: &Outcome) -> String {
+        let Some(seen) = outcome.evaluations else { return String::new() };
+        let mut text = String::new();
+        if outcome.out_of_patience {
+            let count = counted(seen.without_improvement(), "evaluation");
+            let least = seen.least().map_or_else(String::new, |least| {
+                format!(", which was {:.4} after step {}", least.loss(), least.step)
+            });
+            text += &format!(
+                "\nearly   {count} without a validation loss below the least{least} (train.patience)"
+            );
+        }
+        if let Some(best) = seen.best() {
+            let name = checkpoint_name(best.step);
+            text += &format!("\nbest    {CHECKPOINTS}/{name}, validation loss {:.4}", best.loss());
+        }
+        text
     }
 
     const fn unit(&self) -> &'static str {
@@ -208,24 +249,39 @@ impl Session<'_> {
     /// Whether the model learns to answer in chats, raw or prepared.
     fn is_of_chats(&self) -> bool {
         let prepared = self.run.data.has_masks() && self.run.tokenizer.is_some();
-        prepared || self.run.loaded.config.data.format == DataFormat::Chat
+        let is_chat = prepared || self.run.loaded.config.data.format == DataFormat::Chat;
+        // Questions and answers of a model without a chat template are plain texts.
+        let template = || {
+            let place = self.dir.held().place()?;
+            Template::of(&ModelFiles::of_run(&place).ok()?).ok()
+        };
+        is_chat && template().is_some()
     }
 
-    /// Prints up to three commands that the user can run next.
-    fn next_commands(&self) {
+    /// Prints up to three commands that the user can run next. `saved`: there is a checkpoint.
+    fn next_commands(&self, saved: bool) {
         let program = quoted(&std::env::args().next().unwrap_or_else(|| "onebox".into()));
         let Some(place) = self.dir.held().place() else { return };
         let dir = quoted_path(&place);
         let sample = &self.run.loaded.config.sample.prompt;
         let prompt = match sample.trim() {
-            "" if self.is_of_chats() => " --chat --prompt 'Hello'".into(),
-            "" => String::new(),
-            _ => format!(" --prompt {}", quoted(sample)),
+            _ if self.is_of_chats() => " --chat".into(),
+            "" => " --temperature 0.5".into(),
+            _ => format!(" --prompt {} --temperature 0.5", quoted(sample)),
         };
-        let mut lines = vec![format!("{program} generate {dir}{prompt} --temperature 0.5")];
+        let mut lines = vec![format!("{program} generate {dir}{prompt}")];
+        let exported = place.with_file_name(place.file_name().map_or_else(
+            || "exported".into(),
+            |name| format!("{}-exported", name.to_string_lossy()),
+        ));
+        if saved && exported.symlink_metadata().is_err() {
+            let exported = quoted_path(&exported);
+            lines.push(format!("{program} checkpoint export {dir} {exported} --to safetensors"));
+        }
         let (file, given) = self.args.config.again(&place);
         let path = quoted_path(&file);
-        if let Some(more) = self.other_layout(&file, given) {
+        let other = if self.imported() { None } else { self.other_layout(&file, given) };
+        if let Some(more) = other {
             // Each key is set once.
             let key = |set: &String| set.split('=').next().unwrap_or_default().trim().to_owned();
             let new: Vec<String> = more.iter().map(key).collect();
@@ -234,7 +290,6 @@ impl Session<'_> {
             sets.extend(more);
             lines.push(format!("{program} train {path}{}", set_arguments(&sets)));
         }
-        lines.push(format!("{program} plan {path}{}", set_arguments(given)));
         self.say(&format!("\nnext, try:\n  {}", lines.join("\n  ")));
     }
 

@@ -22,6 +22,13 @@ pub(super) fn as_steps(
     Ok((args.config.load_with_steps(&loaded, steps)?, Some(data)))
 }
 
+/// Epochs of one step; `None` if samples are drawn at random.
+pub(super) fn per_step(config: &Config, data: &Dataset) -> Option<f64> {
+    let samples = data.num_train_samples();
+    let known = config.data.order != DataOrder::Random && samples > 0;
+    known.then(|| config.batch.global as f64 / samples as f64)
+}
+
 /// Text about the number of epochs in the run; empty if samples are drawn at random.
 pub(super) fn words(config: &Config, data: &Dataset) -> String {
     if config.data.order == DataOrder::Random {

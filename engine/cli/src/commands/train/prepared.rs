@@ -6,7 +6,9 @@ use crate::commands::processes::Team;
 use crate::commands::weights::{self, pretrained};
 use crate::commands::{CommandError, check_built, code, data, plan, print};
 use crate::commands::{resume, say, say_report};
+use crate::report::reading::TerminalProgress;
 use ::data::model_files::ModelFiles;
+use ::data::progress::{Progress, Silence};
 use ::data::{Dataset, Tokenizer, takes_from};
 use checkpoint::hugging_face::PretrainedWeights;
 use checkpoint::{Checkpoint, RunFolder, newest_name, sizes};
@@ -40,6 +42,12 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRu
     choose(&mut loaded, machine)?;
     check_built(&loaded, machine)?;
     team.check(&loaded.config)?;
+    if team.is_first()
+        && starts_anew(args)
+        && let Some(unusual) = loaded.config.unusual_rate()
+    {
+        say(&format!("warning: {unusual}"));
+    }
     let mode = match (args.resume, args.fork, args.overwrite) {
         (true, ..) => RunMode::Resume,
         (_, true, _) => RunMode::Fork,
@@ -142,7 +150,8 @@ impl PreparedRun {
         }
         let found = pretrained(&self.loaded.config, &self.built.decoder)?;
         if let Some(found) = &found {
-            found.check()?;
+            let progress: &dyn Progress = if args.quiet { &Silence } else { &TerminalProgress };
+            found.check(progress)?;
         }
         Ok(found)
     }

@@ -1,13 +1,15 @@
 //! Turns the messages of a run into metrics, progress lines and warnings.
 
+use super::guess::GuessWatch;
 use super::{Session, first_loss};
-use crate::report::progress::{Progress, ProgressCount, StepLine};
+use crate::report::progress::{EvalLine, Progress, ProgressCount, StepLine};
 use config::{Precision, UpdateMode};
 use engine::metrics::{MetricsWriter, StepMetrics};
-use engine::run::{Difference, Message, StepReport};
+use engine::run::{Difference, EvaluationRank, Message, StepReport};
 use layout::build::{device_bytes, update_mode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use topology::counted;
 
 /// Results of the messages of a run so far.
 pub(super) struct Watch {
@@ -19,8 +21,10 @@ pub(super) struct Watch {
     pub(super) saved: Option<u64>,
     /// Newest step that could not be saved, with the reason.
     pub(super) not_saved: Option<(u64, String)>,
-    /// Validation loss after the last step, and whether it covers the whole validation set.
-    pub(super) held_out: Option<(f64, bool)>,
+    /// Step and loss of the last evaluation, and whether it covers the whole validation set.
+    pub(super) held_out: Option<(u64, f64, bool)>,
+    /// Whether the training loss is above that of a guess.
+    pub(super) guess: GuessWatch,
     pub(super) train_seconds: f64,
     /// Number of steps by the outcome of their speculative updates: none, committed, redone.
     pub(super) ahead: [u64; 3],
@@ -33,12 +37,13 @@ impl Watch {
         let config = &session.run.loaded.config;
         match message {
             Message::Step(step) => self.step(session, &step),
-            Message::Eval { step, loss, whole, sets } => {
+            Message::Eval { step, loss, whole, sets, standing } => {
                 self.metrics.eval(step, loss, whole, &sets);
-                self.progress.eval(step, config.train.steps, loss as f32, whole, &sets);
-                if step == config.train.steps {
-                    self.held_out = Some((loss, whole));
-                }
+                let standing = standing.map_or_else(String::new, words);
+                let line = EvalLine { step, steps: config.train.steps, loss, whole, sets: &sets };
+                self.progress.eval(&line, &standing);
+                // The last one counts: `train.patience` may end the run after any evaluation.
+                self.held_out = Some((step, loss, whole));
             }
             Message::Evaluating { step, done, batches } => {
                 let steps = ProgressCount { done: step, of: config.train.steps };
@@ -110,6 +115,7 @@ impl Watch {
         self.progress.step(&StepLine {
             step: step.step,
             steps: config.train.steps,
+            epoch: self.metrics.epoch(step.step),
             loss: step.loss as f32,
             grad_norm: step.grad_norm as f32,
             loss_scale: (config.precision == Precision::Fp16).then_some(step.loss_scale as f32),
@@ -130,5 +136,18 @@ impl Watch {
         {
             self.progress.warn(&warning);
         }
+        if let Some(rise) = self.guess.step(step.step, step.loss) {
+            let rise = rise.words(config.optimizer.lr);
+            self.progress.warn(&format!("warning: after step {}, {rise}", step.step));
+        }
+    }
+}
+
+/// Text about an evaluation that is compared with those before it.
+fn words(EvaluationRank { improves, without_improvement }: EvaluationRank) -> String {
+    match (improves, without_improvement) {
+        (true, _) => "  the least so far".into(),
+        (false, 0) => String::new(),
+        (false, count) => format!("  not the least for {}", counted(count, "evaluation")),
     }
 }

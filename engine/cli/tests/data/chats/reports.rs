@@ -72,7 +72,10 @@ fn lists_in_lines_are_no_array_and_a_reason_stands_once() {
         ("[{\"from\": \"human\"}]", "it is JSON lines with a list in each"),
         // A reason is printed once.
         (&same_first, "rows.jsonl line 5: it is a number"),
-        ("[\n{\"messages\": []},\n{\"messages\": []}]", "it is one JSON array, not JSON lines"),
+        (
+            "[\n{\"messages\": []},\n{\"messages\": []}]",
+            "2 of 2 rows cannot be used (rows.jsonl rows 1, 2: `messages` is empty)",
+        ),
     ] {
         fs::write(folder.path("rows.jsonl"), rows).unwrap();
         let args = ["train", "chat.ron", "--dry-run", "--set", "data.train=rows.jsonl"];
@@ -108,17 +111,22 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
         (
             &many_bad,
             &[],
-            "and 1 more; `onebox data check --all` names each); at most 5 % of the rows",
+            "rows.jsonl lines 64, 65, 66 and 1 more: it has a `text`, which is no chat: set data.format: Jsonl(text: \"text\"); \
+             `onebox data check --all` names each); at most 5 % of the rows",
         ),
         (
             &"7\n".repeat(300),
             &[],
-            "none of the first 100 rows can be used (rows.jsonl line 1: it is a number, not an object",
+            "none of the first 100 rows can be used (rows.jsonl lines 1, 2, 3 and 97 more: it is a number, not an object",
         ),
         (&good, &["model.seq_len=20"], "have more tokens than model.seq_len + 1, the longest"),
         ("", &[], "empty"),
         ("\n\n", &[], "empty"),
-        ("[{\"messages\": []}]", &[], "it is one JSON array, not JSON lines: write each"),
+        (
+            "[{\"messages\": []}]",
+            &[],
+            "1 of 1 row cannot be used (rows.jsonl row 1: `messages` is empty)",
+        ),
         (
             &good[..good.find('\n').unwrap()],
             &[],

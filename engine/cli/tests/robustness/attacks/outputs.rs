@@ -18,11 +18,12 @@ const fn folder(line: &'static str) -> Output {
     Output { name: "out", line, is_folder: true }
 }
 
-const OUTPUTS: [Output; 10] = [
+const OUTPUTS: [Output; 11] = [
     file("out.json", "train tiny.ron -q --run-dir new --trace out.json --trace-steps 1..2"),
     file("out.json", "simulate tiny.ron --box dgx-a100 --no-schedules --trace out.json"),
     file("out.html", "report run -o out.html"),
     file("out.csv", "report run --csv out.csv"),
+    file("out.ron", "plan --model chat --box h100-128gib --write out.ron"),
     // The command measures for a minute unless it is refused.
     file("out.ron", "bench --save-box out.ron --cores"),
     folder("checkpoint export run out --to safetensors"),

@@ -110,6 +110,21 @@ fn a_process() {
     std::process::exit(onebox::commands::run(words, Some(watcher)).into());
 }
 
+/// Trains with the arguments `words`, and applies `how` at this place and step.
+pub(crate) fn struck(
+    folder: &Folder,
+    (place, step): (FaultPoint, u64),
+    how: &[&str],
+    words: &[&str],
+) -> CommandOutput {
+    let words = [&["onebox", "train", "tiny.ron"], words].concat();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "directories::replaced::a_process", "--ignored", "--nocapture"]);
+    command.env(CASE, serde_json::json!([words, format!("{place:?}"), step, how]).to_string());
+    command.current_dir(folder.path(""));
+    Folder::done(command)
+}
+
 /// Applies `how` at this place and step of a run; the other run stays unchanged.
 pub(super) fn beside(
     folder: &Folder,
@@ -121,14 +136,10 @@ pub(super) fn beside(
         let _ = fs::remove_dir_all(&old);
         let _ = fs::remove_file(old);
     }
-    let words = ["onebox", "train", "tiny.ron", "--run-dir", "run"].into_iter();
+    let words = ["--run-dir", "run"].into_iter();
     let words: Vec<&str> = words.chain(sets.iter().flat_map(|set| ["--set", set])).collect();
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "directories::replaced::a_process", "--ignored", "--nocapture"]);
-    command.env(CASE, serde_json::json!([words, format!("{place:?}"), step, how]).to_string());
-    command.current_dir(folder.path(""));
     let before = all(&folder.path("other"));
-    let done = Folder::done(command);
+    let done = struck(folder, (place, step), how, &words);
     let what = format!("{how:?} at {place:?} {step}, {sets:?}: {}", done.stderr);
     let now = match how[0] {
         "linked" | "folder" => "other",

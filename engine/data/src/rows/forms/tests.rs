@@ -138,16 +138,8 @@ fn a_row_of_another_form_is_refused_with_its_remedy() {
                 "it has `rejected_response`: it is a preference pair",
             ),
             (
-                json!({ "prompt": "a", "response": "b" }),
-                "a `prompt` and no `completion`: rename `response` to `completion`",
-            ),
-            (
-                json!({ "question": "a", "answer": "b" }),
-                "rename `question` to `prompt`, and `answer` to `completion`",
-            ),
-            (
-                json!({ "messages": [turn("User", "a"), turn("bot", "b")] }),
-                "the roles are `User`, `bot`",
+                json!({ "messages": [turn("User", "a"), turn("bot", "b"), turn("ai", "c")] }),
+                "no message has the role `assistant`, so there is nothing to learn; the roles are `ai`, `bot`, `user`: name one",
             ),
             (
                 json!({ "messages": chat, "documents": [{}] }),

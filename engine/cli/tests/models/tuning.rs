@@ -1,0 +1,106 @@
+//! Defaults of pretrained weights, and words of other tools, as a user meets them.
+#![allow(missing_docs, reason = "a test")]
+#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the lines above")]
+
+use crate::common::{Folder, with_chats};
+
+/// The config of `with_chats` without batch sizes.
+fn with_defaults() -> Folder {
+    let folder = with_chats();
+    let ron = folder.read("chat.ron").replace("batch: (micro: 2, global: 8),", "");
+    std::fs::write(folder.path("chat.ron"), ron).unwrap();
+    folder
+}
+
+#[test]
+fn a_fine_tune_shows_its_defaults_and_keeps_them_when_it_is_resumed() {
+    let folder = with_defaults();
+    let shown = folder.onebox(&["config", "show", "chat.ron"]).ok().stdout;
+    for (key, value, origin) in [
+        ("optimizer.lr", "5e-5", "default of pretrained weights"),
+        ("optimizer.beta2", "0.999", "default of pretrained weights"),
+        ("schedule.warmup_steps", "1", "3 % of decay_steps: default of pretrained weights"),
+        (
+            "batch.global",
+            "8",
+            "8, or the next multiple of micro x data: default of pretrained weights",
+        ),
+    ] {
+        let line = shown.lines().find(|line| line.split_whitespace().next() == Some(key)).unwrap();
+        assert!(line.contains(value) && line.ends_with(origin), "{line}");
+    }
+    let random =
+        folder.onebox(&["config", "show", "chat.ron", "--set", "model.weights=Random"]).ok();
+    assert!(!random.stdout.contains("default of pretrained weights"), "{}", random.stdout);
+    folder.onebox(&["train", "chat.ron", "-q", "--run-dir", "run"]).ok();
+    // Neither its own config nor that of the user is another experiment.
+    let longer = ["--resume", "--set", "train.steps=6", "--set", "schedule.decay_steps=4"];
+    for config in ["run/config.ron", "chat.ron"] {
+        let more = [&["train", config, "-q", "--run-dir", "run"], &longer[..]].concat();
+        folder.onebox(&more).ok();
+    }
+}
+
+#[test]
+fn a_data_set_smaller_than_a_step_is_trained() {
+    let folder = with_defaults();
+    folder.shell("head -n 4 chats.jsonl > few.jsonl").ok();
+    let few = ["--set", "data.train=few.jsonl", "--set", "data.validation_fraction=0.3"];
+    for length in
+        [&[][..], &["--set", "train.epochs=2", "--set", "parallel.data=1", "--set", "device=Cpu"]]
+    {
+        let ron = folder.read("chat.ron");
+        let ron = if length.is_empty() { ron } else { ron.replace("steps: 4, ", "") };
+        std::fs::write(folder.path("few.ron"), ron).unwrap();
+        let args = [
+            &["train", "few.ron", "-q", "--run-dir"],
+            &[if length.is_empty() { "a" } else { "b" }][..],
+        ];
+        folder.onebox(&[&args.concat()[..], &few, length].concat()).ok();
+    }
+}
+
+#[test]
+fn a_rate_of_pretraining_is_warned_of_once() {
+    let folder = with_defaults();
+    let high = ["--set", "optimizer.lr=6e-4"];
+    let warned = |args: &[&str]| {
+        let told = folder.onebox(&[args, &high].concat()).ok().stderr;
+        told.matches("warning: optimizer.lr is 0.0006 for pretrained weights").count()
+    };
+    assert_eq!(warned(&["config", "check", "chat.ron"]), 1);
+    assert_eq!(warned(&["config", "check", "chat.ron", "--json"]), 1);
+    assert_eq!(warned(&["train", "chat.ron", "-q", "--run-dir", "run"]), 1);
+    // A run that goes on has begun with this rate.
+    let longer = ["--resume", "--set", "train.steps=6", "--set", "schedule.decay_steps=4"];
+    assert_eq!(
+        warned(&[&["train", "chat.ron", "-q", "--run-dir", "run"], &longer[..]].concat()),
+        0
+    );
+    let usual = folder.onebox(&["config", "check", "chat.ron"]).ok().stderr;
+    assert!(!usual.contains("optimizer.lr"), "{usual}");
+}
+
+#[test]
+fn words_of_other_tools_are_answered() {
+    let folder = with_defaults();
+    let told = |set: &str, said: &str| {
+        folder.onebox(&["config", "check", "chat.ron", "--set", set]).refused(78, &[said]);
+    };
+    told("lora_r=8", "onebox has no LoRA");
+    told("num_train_epochs=3", "write `--set train.epochs=3`");
+    told("optimizer.clip=0", "`None` switches it off");
+    told("optimizer.kind=AdamW8bit", "`offload.moments: Bf16`");
+    let yaml = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\n";
+    std::fs::write(folder.path("axolotl.yml"), yaml).unwrap();
+    folder
+        .onebox(&["train", "axolotl.yml"])
+        .refused(78, &["YAML", "`sequence_len` is `model.seq_len`"]);
+    let shown =
+        folder.onebox(&["config", "show", "chat.ron", "--set", "precision=bf16"]).ok().stdout;
+    assert!(
+        shown.lines().any(|line| line.starts_with("precision ") && line.contains("Bf16")),
+        "{shown}"
+    );
+}

@@ -1,0 +1,109 @@
+//! `onebox plan --model --write`: a config of the answer, which is checked, planned and trained.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
+
+use crate::common::{Folder, with_chats};
+
+fn model() -> String {
+    format!("{}/../../tests/fixtures/hf-chat-tiny", env!("CARGO_MANIFEST_DIR"))
+}
+
+const ON: [&str; 2] = ["--box", "h100-128gib"];
+const SMALL: [&str; 4] = ["--set", "model.seq_len=64", "--set", "batch.global=8"];
+
+/// `plan --model` with more arguments.
+fn plan<'a>(model: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["plan", "--model", model], &ON[..], &SMALL, more].concat()
+}
+
+#[test]
+fn a_written_config_has_the_step_of_the_answer_and_trains() {
+    let (folder, model) = (with_chats(), model());
+    let args = plan(&model, &["--write", "my.ron", "--data", "chats.jsonl"]);
+    let said = folder.onebox(&args).ok();
+    assert!(said.stderr.contains("my.ron: written\n"), "{}", said.stderr);
+    let next = ["\nnext, try:\n  onebox config check my.ron\n  onebox train my.ron\n"];
+    assert!(next.iter().all(|words| said.stderr.contains(words)), "{}", said.stderr);
+    let text = folder.read("my.ron");
+    let lines = text.lines().count();
+    assert!(lines < 40 && text.matches("\n    // ").count() >= 5, "{text}");
+    assert!(text.contains("format: Chat") && text.contains("optimizer: Device"), "{text}");
+    let checked = folder.onebox(&["config", "check", "my.ron"]).ok();
+    assert!(checked.stdout.contains("my.ron: ok: "), "{}", checked.stdout);
+    // The same verdict, and the same simulated step.
+    let planned = folder.onebox(&[&["plan", "my.ron"], &ON[..]].concat()).ok();
+    assert!(planned.stdout.contains("it fits"), "{}", planned.stdout);
+    let after = |text: &str, start: &str, end: &str| {
+        text.split_once(start).unwrap().1.split_once(end).unwrap().0.to_owned()
+    };
+    let seconds = after(&said.stdout, "a step in ", ";");
+    let simulated = folder.onebox(&[&["simulate", "my.ron", "--no-schedules"], &ON[..]].concat());
+    let simulated = simulated.ok().stdout;
+    assert!(simulated.contains(&format!("8 samples takes {seconds}:")), "{seconds}: {simulated}");
+    let here = [
+        "device=Cpu(count: 1, memory: \"256MiB\")",
+        "precision=Fp32",
+        "train.epochs=0.3",
+        "batch.micro=2",
+    ];
+    let here: Vec<&str> = here.iter().flat_map(|set| ["--set", set]).collect();
+    let train = ["train", "my.ron", "--run-dir", "run"];
+    let done = folder.onebox(&[&train[..], &here].concat()).ok();
+    assert!(done.stderr.contains("done    "), "{}", done.stderr);
+    // After a fine-tune: a conversation, and the export.
+    let next = done.stderr.split("next, try:").nth(1).unwrap();
+    for words in [" generate run --chat\n", " checkpoint export run run-exported --to safetensors"]
+    {
+        assert!(next.contains(words), "{words}: {next}");
+    }
+    assert!(!next.contains(" plan ") && !next.contains(" train "), "{next}");
+}
+
+#[test]
+fn a_config_without_data_names_the_line_to_edit_and_is_never_replaced() {
+    let (folder, model) = (Folder::new(), model());
+    let plain = folder.onebox(&plan(&model, &[])).ok().stdout;
+    let proposed = plain.split("next, try:\n").nth(1).unwrap();
+    assert!(proposed.trim_end().ends_with(" --write my.ron"), "{proposed}");
+    let bin = format!(
+        "{}/",
+        std::path::Path::new(env!("CARGO_BIN_EXE_onebox")).parent().unwrap().display()
+    );
+    let said = folder.shell(&format!("PATH={bin}:$PATH; {proposed}")).ok();
+    let edit = "its `data` line needs the path of your data in place of YOUR-DATA.jsonl";
+    assert!(said.stderr.contains(edit), "{}", said.stderr);
+    let text = folder.read("my.ron");
+    assert!(text.contains("// TO EDIT: the path of your data"), "{text}");
+    let missing = ["data.train", "YOUR-DATA.jsonl"];
+    folder.onebox(&["config", "check", "my.ron"]).refused(66, &missing);
+    let again = plan(&model, &["--write", "my.ron"]);
+    folder.onebox(&again).refused(73, &["--write my.ron: it exists", "give another name"]);
+    assert_eq!(folder.read("my.ron"), text);
+    let nowhere = plan(&model, &["--write", "no/my.ron"]);
+    folder.onebox(&nowhere).refused(74, &["there is no directory no"]);
+    let args = ["plan", "tiny.ron", "--write", "other.ron"];
+    folder.onebox(&args).refused(2, &["--write"]);
+    folder.onebox(&["plan", "tiny.ron", "--tokens", "9"]).refused(2, &["--tokens"]);
+}
+
+#[test]
+fn a_model_that_does_not_fit_leaves_no_config() {
+    let (folder, model) = (Folder::new(), model());
+    let box_ron = std::fs::read_to_string(format!(
+        "{}/../../configs/boxes/h100-128gib.ron",
+        env!("CARGO_MANIFEST_DIR")
+    ));
+    let memory = |text: &str| match text.trim_start().split(':').next() {
+        Some("gpu_memory") => "    gpu_memory: \"1MiB\",\n".to_owned(),
+        _ => format!("{text}\n"),
+    };
+    let small: String = box_ron.unwrap().lines().map(memory).collect();
+    std::fs::write(folder.path("box.ron"), small).unwrap();
+    let args = ["plan", "--model", &model, "--box", "box.ron", "--write", "my.ron"];
+    let said = folder.onebox(&[&args[..], &SMALL].concat());
+    assert_eq!(said.code, 1, "{}{}", said.stdout, said.stderr);
+    assert!(said.stdout.contains("\nno: "), "{}", said.stdout);
+    assert!(said.stderr.contains("my.ron: not written"), "{}", said.stderr);
+    assert!(!folder.path("my.ron").exists());
+}

@@ -1,0 +1,35 @@
+//! A learning rate that is unusual for pretrained weights. `docs/fine-tune.md` has the sources of
+//! these numbers.
+
+use super::fine_tune::{is_pretrained, usual_rate};
+use super::reading::float_text;
+use super::{Config, OptimizerKind};
+
+/// Largest learning rate that is usual for a full fine-tune.
+const HIGHEST_RATE: f32 = 1e-4;
+/// Learning rate below which 16-bit copies of the weights hardly change.
+const LOWEST_RATE: f32 = 1e-7;
+
+impl Config {
+    /// Warning about a learning rate far outside of the usual range of a full fine-tune. None: the
+    /// run starts from random weights, or the learning rate is usual.
+    pub fn unusual_rate(&self) -> Option<String> {
+        let lr = self.optimizer.lr;
+        if !is_pretrained(&self.model) || self.optimizer.kind != OptimizerKind::AdamW {
+            return None;
+        }
+        let effect = if lr > HIGHEST_RATE {
+            "A rate this high can destroy what the weights have learned"
+        } else if lr < LOWEST_RATE {
+            "At a rate this low the weights hardly change"
+        } else {
+            return None;
+        };
+        Some(format!(
+            "optimizer.lr is {} for pretrained weights. {effect}: full fine-tunes usually take 1e-6 to 1e-4, \
+             and models of less than a billion parameters at times up to 1e-3. Without the key it is {}.",
+            float_text(&lr),
+            float_text(&usual_rate(&self.model))
+        ))
+    }
+}

@@ -1,0 +1,91 @@
+//! Data sets that the Python library `datasets` has saved as Arrow files. onebox does not read them:
+//! its error has the line of Python that converts them.
+
+use super::problem::{Failure, Problem, at};
+use files::input;
+use files::shell::quoted;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// The list of splits that `DatasetDict.save_to_disk` writes.
+const SPLITS: &str = "dataset_dict.json";
+/// The list of files that `Dataset.save_to_disk` writes.
+const STATE: &str = "state.json";
+/// Largest list of splits, in bytes.
+const LARGEST: u64 = 1 << 20;
+
+#[derive(Deserialize)]
+struct SplitList {
+    splits: Vec<String>,
+}
+
+/// Whether the name of a file says that it is an Arrow file.
+pub(super) fn is_named(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "arrow")
+}
+
+/// Refuses a folder of `save_to_disk`.
+pub(super) fn check(folder: &Path) -> Result<(), Failure> {
+    // Without a slash at the end.
+    let folder = &*folder.components().collect::<PathBuf>();
+    let command = match (splits(folder), folder.join(STATE).is_file()) {
+        (Some(splits), _) => of_splits(folder, &splits),
+        (None, true) => of_saved(folder, ""),
+        (None, false) => return Ok(()),
+    };
+    Err(at(folder)(Problem::Arrow { command }))
+}
+
+/// The command that converts an Arrow file, or the saved data set of which it is a part.
+pub(super) fn command(path: &Path) -> String {
+    match path.parent().filter(|folder| folder.join(STATE).is_file()) {
+        Some(folder) => of_saved(folder, ""),
+        None => {
+            let (from, to) = (literal(path), literal(&path.with_extension("jsonl")));
+            python(&format!(
+                "from datasets import Dataset; Dataset.from_file({from}).to_json({to})"
+            ))
+        }
+    }
+}
+
+fn splits(folder: &Path) -> Option<Vec<String>> {
+    let text = input::text(&folder.join(SPLITS), LARGEST).ok()?;
+    serde_json::from_str(&text).ok().map(|SplitList { splits }| splits)
+}
+
+/// One line for all splits of a data set, with a file for each.
+fn of_splits(folder: &Path, splits: &[String]) -> String {
+    let (from, to) = (literal(folder), literal(&beside(folder, "-")));
+    match splits {
+        [split] => of_saved(folder, split),
+        _ => python(&format!(
+            "from datasets import load_from_disk; [rows.to_json({to} + name + \".jsonl\") for name, rows in load_from_disk({from}).items()]"
+        )),
+    }
+}
+
+fn of_saved(folder: &Path, split: &str) -> String {
+    let (from, to) = (literal(folder), literal(&beside(folder, ".jsonl")));
+    let split = match split {
+        "" => String::new(),
+        split => format!("[{}]", serde_json::Value::from(split)),
+    };
+    python(&format!(
+        "from datasets import load_from_disk; load_from_disk({from}){split}.to_json({to})"
+    ))
+}
+
+/// The path of the folder with `ending` behind it.
+fn beside(folder: &Path, ending: &str) -> PathBuf {
+    PathBuf::from(format!("{}{ending}", folder.display()))
+}
+
+/// A path as a text of Python. A text of JSON is one.
+fn literal(path: &Path) -> String {
+    serde_json::Value::from(path.to_string_lossy()).to_string()
+}
+
+fn python(script: &str) -> String {
+    format!("python3 -c {}", quoted(script))
+}
