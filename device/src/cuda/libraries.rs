@@ -8,6 +8,7 @@
 
 use super::driver::{self, path_of};
 use libloading::Library;
+use std::cmp::Reverse;
 use std::env;
 use std::ffi::{CStr, OsStr, OsString, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -26,8 +27,17 @@ pub struct LibraryFile {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     name: &'static str,
-    /// The folder. `None`: the dynamic linker searches for the bare name.
+    /// The folders. None: the dynamic linker searches for the bare name.
+    folders: Vec<PathBuf>,
+}
+
+/// A file that may be the library.
+#[derive(Debug, PartialEq, Eq)]
+struct Candidate<'n> {
+    place: &'static str,
+    /// The folder of the file. `None`: the dynamic linker searches for the bare name.
     folder: Option<PathBuf>,
+    name: &'n str,
 }
 
 const OWN_ENVIRONMENT: &str = "the Python environment of onebox";
@@ -45,7 +55,9 @@ const SYSTEM: &str = "the system";
 fn places(variable: impl Fn(&str) -> Option<OsString>, program: Option<&Path>) -> Vec<Place> {
     let mut all = Vec::new();
     let mut add = |name, folders: Vec<PathBuf>| {
-        all.extend(folders.into_iter().map(|folder| Place { name, folder: Some(folder) }));
+        if !folders.is_empty() {
+            all.push(Place { name, folders });
+        }
     };
     let listed = variable("LD_LIBRARY_PATH").unwrap_or_default();
     let listed = listed.as_bytes().split(|byte| b":;".contains(byte));
@@ -61,10 +73,11 @@ fn places(variable: impl Fn(&str) -> Option<OsString>, program: Option<&Path>) -
     for name in ["CUDA_HOME", "CUDA_PATH"] {
         add(name, absolute(name).as_deref().map(toolkit_folders).unwrap_or_default());
     }
-    all.push(Place { name: SYSTEM, folder: None });
-    for folder in toolkit_folders(Path::new("/usr/local/cuda")) {
-        all.push(Place { name: "/usr/local/cuda", folder: Some(folder) });
-    }
+    all.push(Place { name: SYSTEM, folders: Vec::new() });
+    all.push(Place {
+        name: "/usr/local/cuda",
+        folders: toolkit_folders(Path::new("/usr/local/cuda")),
+    });
     all
 }
 
@@ -100,25 +113,39 @@ fn is_python(folder: &Path) -> bool {
     folder.file_name().is_some_and(|name| name.as_bytes().starts_with(b"python"))
 }
 
-/// The entries of a folder in reverse order of their names; none if the folder cannot be read.
+/// The entries of a folder, those with the largest numbers in their names first; none if the folder
+/// cannot be read.
 fn children(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut all: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    all.sort_unstable_by(|a, b| b.cmp(a));
+    all.sort_by_cached_key(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let numbers = name.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
+        Reverse((numbers.collect::<Vec<u32>>(), name))
+    });
     all
 }
 
-/// Each place with each of `names`. Libraries of a later CUDA than the driver's come last.
-fn candidates<'n>(
-    places: Vec<Place>,
-    names: &[&'n str],
-    driver: Option<u32>,
-) -> Vec<(Place, &'n str)> {
-    let named = |place: Place| names.iter().map(move |name| (place.clone(), *name));
-    let mut all: Vec<(Place, &str)> = places.into_iter().flat_map(named).collect();
+/// The files to try: in each place the first of `names` in all of its folders, then the next name.
+/// Names without a version follow after all others, since they may be any version. Libraries of a
+/// later CUDA than the driver's come last.
+fn candidates<'n>(places: &[Place], names: &[&'n str], driver: Option<u32>) -> Vec<Candidate<'n>> {
+    let mut all = Vec::new();
+    for Place { name: place, folders } in places {
+        for name in names {
+            let mut add = |folder| all.push(Candidate { place, folder, name });
+            match folders.is_empty() {
+                true => add(None),
+                false => folders.iter().cloned().map(Some).for_each(add),
+            }
+        }
+    }
     let major = |name: &str| name.rsplit_once(".so.")?.1.parse::<u32>().ok();
-    let is_later = |name| driver.is_some_and(|driver| major(name).is_some_and(|of| of > driver));
-    all.sort_by_key(|(_, name)| is_later(name));
+    all.sort_by_key(|candidate| match (major(candidate.name), driver) {
+        (None, _) => 1,
+        (Some(major), Some(driver)) if major > driver => 2,
+        _ => 0,
+    });
     all
 }
 
@@ -139,31 +166,42 @@ pub(super) struct LoadedLibrary {
     pub(super) file: LibraryFile,
 }
 
-/// Loads the first library with one of `names`. `symbol` is a function of the library.
+/// Loads the first library with one of `names` that `accept` accepts; returns what `accept` makes of
+/// it. `symbol` is a function of the library.
 ///
 /// # Errors
-/// The names, the places, and the files that exist and do not load.
-pub(super) fn load(names: &[&str], symbol: &CStr) -> Result<LoadedLibrary, String> {
+/// The names, the places, and the files that exist and cannot be used.
+pub(super) fn load<T>(
+    names: &[&str],
+    symbol: &CStr,
+    accept: impl Fn(LoadedLibrary) -> Result<T, String>,
+) -> Result<T, String> {
     let program = env::current_exe().ok();
     let places = places(|name| env::var_os(name), program.as_deref());
     let mut unusable = String::new();
-    for (Place { name: place, folder }, name) in candidates(places, names, driver_major()) {
+    for Candidate { place, folder, name } in candidates(&places, names, driver_major()) {
         let path = folder.as_ref().map_or_else(|| name.into(), |folder| folder.join(name));
         if folder.is_some() && !path.exists() {
             continue;
         }
-        match open(&path) {
-            Ok(library) => {
-                let found = || path_of(address(&library, symbol)?);
-                let path = if folder.is_some() { path } else { found().unwrap_or(path) };
-                tracing::info!("{name} of {place}: {}", path.display());
-                return Ok(LoadedLibrary { library, file: LibraryFile { path, place } });
-            }
+        let library = match open(&path) {
+            Ok(library) => library,
             Err(why) if folder.is_some() => {
                 tracing::warn!("{} does not load: {why}", path.display());
                 unusable += &format!("; {} does not load: {why}", path.display());
+                continue;
             }
-            Err(_) => {}
+            Err(_) => continue,
+        };
+        let found = || path_of(address(&library, symbol)?);
+        let path = if folder.is_some() { path } else { found().unwrap_or(path) };
+        tracing::info!("{name} of {place}: {}", path.display());
+        match accept(LoadedLibrary { library, file: LibraryFile { path, place } }) {
+            Ok(accepted) => return Ok(accepted),
+            Err(why) => {
+                tracing::warn!("{why}");
+                unusable += &format!("; {why}");
+            }
         }
     }
     Err(not_found(names) + &unusable)
@@ -295,46 +333,74 @@ mod tests {
             _ => None,
         };
         let found = places(variable, Some(&root.join("env/bin/onebox")));
-        let found: Vec<(&str, Option<&Path>)> =
-            found.iter().map(|place| (place.name, place.folder.as_deref())).collect();
-        let expected: [(&str, Option<&Path>); 11] = [
-            ("LD_LIBRARY_PATH", Some(Path::new("/first"))),
-            ("LD_LIBRARY_PATH", Some(Path::new("/second"))),
-            (OWN_ENVIRONMENT, Some(&compiler)),
-            (OWN_ENVIRONMENT, Some(&blas)),
-            (OWN_ENVIRONMENT, Some(&newer)),
-            ("VIRTUAL_ENV", Some(&active)),
-            ("CUDA_HOME", Some(Path::new("/opt/cuda/lib64"))),
-            ("CUDA_HOME", Some(Path::new("/opt/cuda/lib"))),
-            (SYSTEM, None),
-            ("/usr/local/cuda", Some(Path::new("/usr/local/cuda/lib64"))),
-            ("/usr/local/cuda", Some(Path::new("/usr/local/cuda/lib"))),
+        let found: Vec<(&str, Vec<&Path>)> = found
+            .iter()
+            .map(|place| (place.name, place.folders.iter().map(PathBuf::as_path).collect()))
+            .collect();
+        let path = Path::new;
+        let expected: [(&str, Vec<&Path>); 6] = [
+            ("LD_LIBRARY_PATH", vec![path("/first"), path("/second")]),
+            (OWN_ENVIRONMENT, vec![&newer, &compiler, &blas]),
+            ("VIRTUAL_ENV", vec![&active]),
+            ("CUDA_HOME", vec![path("/opt/cuda/lib64"), path("/opt/cuda/lib")]),
+            (SYSTEM, vec![]),
+            ("/usr/local/cuda", vec![path("/usr/local/cuda/lib64"), path("/usr/local/cuda/lib")]),
         ];
         assert_eq!(found, expected);
         // A program that lies elsewhere has no environment.
         let found = places(|_| None, Some(&root.join("env/onebox")));
-        assert_eq!(found[0], Place { name: SYSTEM, folder: None });
+        assert_eq!(found[0], Place { name: SYSTEM, folders: Vec::new() });
     }
 
     #[test]
     fn libraries_that_the_driver_cannot_run_come_last() {
-        let place = |name| Place { name, folder: None };
+        let place = |name| Place { name, folders: Vec::new() };
         let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
         let order = |driver| -> Vec<(&str, &str)> {
-            let all = candidates(vec![place("a"), place("b")], &names, driver);
-            all.into_iter().map(|(place, name)| (place.name, name)).collect()
+            let all = candidates(&[place("a"), place("b")], &names, driver);
+            all.into_iter().map(|candidate| (candidate.place, candidate.name)).collect()
         };
         let [newer, older, any] = names;
-        let all = [("a", newer), ("a", older), ("a", any), ("b", newer), ("b", older), ("b", any)];
+        let all = [("a", newer), ("a", older), ("b", newer), ("b", older), ("a", any), ("b", any)];
         assert_eq!(order(None), all);
         assert_eq!(order(Some(13)), all);
-        let all = [("a", older), ("a", any), ("b", older), ("b", any), ("a", newer), ("b", newer)];
+        // A name without a version may be the later CUDA, too.
+        let all = [("a", older), ("b", older), ("a", any), ("b", any), ("a", newer), ("b", newer)];
         assert_eq!(order(Some(12)), all);
     }
 
     #[test]
+    fn the_newer_version_of_a_place_comes_first_in_whatever_folder_it_is() {
+        let folders = ["x/cuda_nvrtc/lib", "x/cu13/lib"].map(PathBuf::from);
+        let place = Place { name: "env", folders: folders.to_vec() };
+        let all = candidates(&[place], &["libnvrtc.so.13", "libnvrtc.so.12"], Some(13));
+        let found: Vec<_> =
+            all.iter().map(|one| (one.folder.as_ref().unwrap(), one.name)).collect();
+        let [old, new] = &folders;
+        let expected = [
+            (old, "libnvrtc.so.13"),
+            (new, "libnvrtc.so.13"),
+            (old, "libnvrtc.so.12"),
+            (new, "libnvrtc.so.12"),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_library_that_is_not_accepted_does_not_end_the_search() {
+        let tried = std::cell::Cell::new(0);
+        let found = load(&["libm.so.6", "libc.so.6"], c"malloc", |loaded| {
+            tried.set(tried.get() + 1);
+            if tried.get() == 1 { Err("it is too old".to_owned()) } else { Ok(loaded.file) }
+        });
+        assert!(found.is_ok() && tried.get() == 2, "{found:?}");
+        let why = load(&["libm.so.6"], c"malloc", |_| Err::<(), _>("it is too old".to_owned()));
+        assert!(why.unwrap_err().contains("it is too old"));
+    }
+
+    #[test]
     fn a_library_that_is_nowhere_is_named_with_the_places() {
-        let why = load(&["libonebox-nothing.so.1"], c"nothing").unwrap_err();
+        let why = load(&["libonebox-nothing.so.1"], c"nothing", Ok).unwrap_err();
         for text in ["libonebox-nothing.so.1", "LD_LIBRARY_PATH", OWN_ENVIRONMENT, "CUDA_HOME"] {
             assert!(why.contains(text), "{why}");
         }
@@ -342,7 +408,7 @@ mod tests {
 
     #[test]
     fn the_linker_knows_the_path_of_a_library() {
-        let loaded = load(&["libc.so.6"], c"malloc").unwrap();
+        let loaded = load(&["libc.so.6"], c"malloc", Ok).unwrap();
         assert_eq!(loaded.file.place, SYSTEM);
         assert!(loaded.file.path.is_absolute(), "{:?}", loaded.file);
         assert!(loaded.file.path.exists(), "{:?}", loaded.file);

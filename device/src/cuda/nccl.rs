@@ -67,7 +67,10 @@ fn functions() -> Result<&'static Functions, &'static str> {
 }
 
 fn load() -> Result<Functions, String> {
-    let library = super::libraries::load(&NAMES, c"ncclGetVersion")?;
+    super::libraries::load(&NAMES, c"ncclGetVersion", functions_of)
+}
+
+fn functions_of(library: LoadedLibrary) -> Result<Functions, String> {
     macro_rules! symbol {
         ($name:literal) => {{
             // SAFETY: the field has the type of NCCL's header.

@@ -29,7 +29,7 @@ library_functions!(Functions {
 /// The library, loaded once, or the reason why it is missing.
 fn functions() -> Result<&'static Functions, String> {
     static LOADED: OnceLock<Result<Functions, String>> = OnceLock::new();
-    let find = || Functions::of(load(&NAMES, c"nvrtcVersion")?);
+    let find = || load(&NAMES, c"nvrtcVersion", Functions::of);
     LOADED.get_or_init(find).as_ref().map_err(Clone::clone)
 }
 

@@ -28,7 +28,7 @@ pub(super) fn is_named(path: &Path) -> bool {
 pub(super) fn check(folder: &Path) -> Result<(), Failure> {
     // Without a slash at the end.
     let folder = &*folder.components().collect::<PathBuf>();
-    let command = match (splits(folder), folder.join(STATE).is_file()) {
+    let command = match (splits(folder), is_saved(folder)) {
         (Some(splits), _) => of_splits(folder, &splits),
         (None, true) => of_saved(folder, ""),
         (None, false) => return Ok(()),
@@ -38,7 +38,7 @@ pub(super) fn check(folder: &Path) -> Result<(), Failure> {
 
 /// The command that converts an Arrow file, or the saved data set of which it is a part.
 pub(super) fn command(path: &Path) -> String {
-    match path.parent().filter(|folder| folder.join(STATE).is_file()) {
+    match path.parent().filter(|folder| is_saved(folder)) {
         Some(folder) => of_saved(folder, ""),
         None => {
             let (from, to) = (literal(path), literal(&path.with_extension("jsonl")));
@@ -47,6 +47,14 @@ pub(super) fn command(path: &Path) -> String {
             ))
         }
     }
+}
+
+/// Whether a folder has the list of files of a saved data set. Other programs write a file of this
+/// name, too.
+fn is_saved(folder: &Path) -> bool {
+    let text = input::text(&folder.join(STATE), LARGEST).unwrap_or_default();
+    serde_json::from_str::<serde_json::Value>(&text)
+        .is_ok_and(|state| state["_data_files"].is_array())
 }
 
 fn splits(folder: &Path) -> Option<Vec<String>> {
@@ -88,4 +96,19 @@ fn literal(path: &Path) -> String {
 
 fn python(script: &str) -> String {
     format!("python3 -c {}", quoted(script))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_of_another_program_is_no_saved_data_set() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |text| std::fs::write(folder.path().join(STATE), text).unwrap();
+        write("{\"version\": 4}");
+        assert!(check(folder.path()).is_ok());
+        write("{\"_data_files\": [{\"filename\": \"data-00000-of-00001.arrow\"}]}");
+        assert!(check(folder.path()).is_err());
+    }
 }

@@ -24,6 +24,8 @@ const HEAD: u64 = 64 << 10;
 const BLOCK: usize = 128 << 10;
 /// Bytes per read of a beginning: fewer, so that the bytes that were read tell the growth.
 const SMALL_BLOCK: usize = 4 << 10;
+/// Largest window of a zstd file, as a power of two: what `zstd --long=31` writes.
+const LARGEST_WINDOW: u32 = 31;
 /// Place of the mark of a tar archive, and the mark.
 const TAR: (usize, &[u8]) = (257, b"ustar");
 
@@ -169,7 +171,11 @@ impl Container {
         Ok(match self.compression {
             None => Box::new(from),
             Some(Compression::Gzip) => Box::new(flate2::bufread::MultiGzDecoder::new(from)),
-            Some(Compression::Zstd) => Box::new(zstd::stream::read::Decoder::with_buffer(from)?),
+            Some(Compression::Zstd) => {
+                let mut decoder = zstd::stream::read::Decoder::with_buffer(from)?;
+                decoder.window_log_max(LARGEST_WINDOW)?;
+                Box::new(decoder)
+            }
         })
     }
 }

@@ -39,6 +39,12 @@ const NO_GZIP: FileKind = FileKind {
 };
 const NO_ZSTD: FileKind =
     FileKind { what: "named as a zstd file, and is none", remedy: NO_GZIP.remedy };
+const NO_PARQUET: FileKind =
+    FileKind { what: "named as a Parquet table, and is none", remedy: NO_GZIP.remedy };
+const LFS_POINTER: FileKind = FileKind {
+    what: "a pointer of Git LFS, and not the file itself",
+    remedy: "get the file, with git lfs pull",
+};
 const XZ: FileKind = FileKind { what: "compressed (xz)", remedy: "unpack it, with unxz" };
 const BZIP2: FileKind = FileKind { what: "compressed (bzip2)", remedy: "unpack it, with bunzip2" };
 const ZIP: FileKind = FileKind { what: "a zip archive", remedy: "unpack it" };
@@ -88,9 +94,10 @@ pub(super) const TEXT_CUT: FileKind = FileKind {
 /// First bytes of a kind, with which no text or token file begins; name extensions; the kind.
 type KindRow = (&'static [&'static [u8]], &'static [&'static str], FileKind);
 
-const KINDS: [KindRow; 14] = [
-    (&[b"\x1f\x8b\x08"], &["gz", "tgz"], GZIP),
-    (&[b"\x28\xb5\x2f\xfd"], &["zst"], ZSTD),
+const KINDS: [KindRow; 15] = [
+    (&[b"version https://git-lfs"], &[], LFS_POINTER),
+    (&[b"\x1f\x8b\x08"], &["gz", "gzip", "tgz"], GZIP),
+    (&[b"\x28\xb5\x2f\xfd"], &["zst", "zstd"], ZSTD),
     (&[b"\xfd7zXZ\0"], &["xz"], XZ),
     (&[b"BZh91AY&SY"], &["bz2"], BZIP2),
     (&[b"PK\x03\x04"], &["zip"], ZIP),
@@ -118,6 +125,7 @@ pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<FileKi
         match kind {
             Some(GZIP) => return Some(NO_GZIP),
             Some(ZSTD) => return Some(NO_ZSTD),
+            Some(PARQUET) => return Some(NO_PARQUET),
             _ => {}
         }
     }
@@ -147,8 +155,9 @@ pub(super) fn is_text(head: &[u8]) -> bool {
 /// Whether the file name says that a file has rows: JSON, or a table.
 pub(super) fn is_named_as_rows(path: &Path) -> bool {
     let path = uncompressed(path);
+    let extension = path.extension().map(|name| name.to_ascii_lowercase());
     let is_table =
-        ["csv", "tsv", "tab"].iter().any(|name| path.extension().is_some_and(|e| e == *name));
+        ["csv", "tsv", "tab"].iter().any(|name| extension.as_deref() == Some((*name).as_ref()));
     is_table || by_name(path).is_some_and(|kind| [JSON_LINES, JSON, PARQUET].contains(&kind))
 }
 
@@ -193,8 +202,10 @@ fn has_list_in_line(head: &[u8]) -> bool {
     let Some(Ok(list)) = next().map(serde_json::from_slice::<Vec<serde_json::Value>>) else {
         return false;
     };
-    let is_message =
-        |one: &serde_json::Value| ["role", "from"].iter().any(|key| one.get(key).is_some());
+    let is_message = |one: &serde_json::Value| {
+        let has = |key| one.get(key).is_some();
+        has("role") && has("content") || has("from") && has("value")
+    };
     next().is_some_and(|line| line.starts_with(b"[")) || list.first().is_some_and(is_message)
 }
 
@@ -206,4 +217,29 @@ pub(super) fn is_json_lines(head: &[u8]) -> bool {
     let mut lines = head.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
     let mut next_is_object = || lines.next().is_some_and(is_object);
     next_is_object() && next_is_object()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_table_by_its_bytes_is_named_so() {
+        let found = |name: &str, head: &[u8]| of(Path::new(name), head, &DataFormat::Chat);
+        let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n";
+        assert_eq!(found("a.parquet", pointer), Some(LFS_POINTER));
+        assert_eq!(found("a.jsonl.gz", pointer), Some(LFS_POINTER));
+        assert_eq!(found("a.parquet", b"<html>"), Some(NO_PARQUET));
+    }
+
+    #[test]
+    fn a_list_on_one_line_is_an_array_unless_it_is_a_chat() {
+        for (head, expected) in [
+            (&b"[{\"instruction\": \"a\", \"output\": \"b\", \"from\": \"wiki\"}]"[..], true),
+            (b"[{\"role\": \"user\", \"content\": \"a\"}]", false),
+            (b"[{\"from\": \"human\", \"value\": \"a\"}]", false),
+        ] {
+            assert_eq!(is_array(head), expected, "{}", head.escape_ascii());
+        }
+    }
 }

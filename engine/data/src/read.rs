@@ -116,7 +116,7 @@ impl SourceFiles {
         };
         if self.from_directory && container.is_some() && kind::uncompressed(path) != path {
             let beside = kind::uncompressed(path);
-            if beside.exists() {
+            if beside.is_file() {
                 self.left_out.add(path, bytes, kind::PACKED_BESIDE);
                 return Ok(None);
             }

@@ -43,6 +43,10 @@ impl UnpackError {
     /// The error of a decoder or of the file system while a file is read, `done` bytes of text
     /// behind its beginning.
     pub(crate) fn unread(error: &io::Error, done: u64) -> Self {
+        // The file system has no part in a decoder's errors.
+        if error.raw_os_error().is_some() {
+            return Self::Unusable(format!("it cannot be read: {error}"));
+        }
         let why = match error.kind() {
             io::ErrorKind::UnexpectedEof => "it ends too early".to_owned(),
             _ => files::foreign_text::reason(error).to_string(),

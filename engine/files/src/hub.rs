@@ -169,7 +169,7 @@ struct CachedModel {
 }
 
 impl ModelFolder {
-    /// Opens a folder, which must not be a link.
+    /// Opens a folder.
     ///
     /// # Errors
     /// Returns the error of the file system.

@@ -343,7 +343,7 @@ impl Saver {
         let room = |folder: &Directory| {
             let shared = &mut *lock(&self.shared);
             let newest = shared.good.last().filter(|_| !self.needs_all(skipped));
-            let (newest, older) = (newest.map(|good| good.step), shared.kept_best());
+            let (newest, older) = (newest.map(|good| good.step), shared.needed_best());
             let needed = newest.map(|newest| NeededCheckpoints { newest, older: &older });
             let bytes = checkpoint_bytes(self.bytes(late));
             let full = std::mem::take(&mut shared.full);

@@ -15,7 +15,7 @@ impl Launcher<'_> {
                 let sizes = [values(&[x])?, x.len() as u64, run as u64];
                 let args = self.args(&[x, maxima]).with(&sizes);
                 // A thread reads 8 elements at a time. Threads without elements would only wait.
-                let threads = (run / 8).next_multiple_of(32).min(512) as u32;
+                let threads = (run / 8).next_multiple_of(32).clamp(32, 512) as u32;
                 self.launch(Launch::new("maxima", [MAXIMA, 1, 1], threads, args));
             }
             Op::Quantize { x, maxima, y, turned, scale } => {

@@ -205,7 +205,11 @@ mod tests {
                 "3",
                 "here it is called `train.epochs`: write `train: (epochs: 3)`",
             ),
-            ("bf16", "true", "here it is called `precision`: write `precision: Bf16`"),
+            (
+                "bf16",
+                "true",
+                "here it is called `precision`: `Bf16` is the default; leave the key out",
+            ),
             ("gradient_checkpointing", "true", "write `recompute: Block`"),
             ("lr_scheduler_type", "\"constant_with_warmup\"", "write `schedule: (kind: Constant)`"),
             ("lr_scheduler_type", "\"polynomial\"", "with values such as `Constant`, `Cosine`"),

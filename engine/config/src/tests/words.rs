@@ -48,7 +48,7 @@ fn keys_of_other_tools_are_answered_in_files_sections_and_sets() {
             "num_train_epochs: 3",
             "help: here it is called `train.epochs`: write `train: (epochs: 3)`",
         ),
-        ("bf16: true", "write `precision: Bf16`"),
+        ("bf16: true", "`precision`: `Bf16` is the default; leave the key out"),
         ("base_model: \"Qwen/Qwen3-8B\"", "write `model: (from: \"Qwen/Qwen3-8B\")`"),
         ("zero_optimization: (stage: 3)", "onebox has ZeRO-Offload of its own"),
         ("lora: (r: 8)", "onebox has no LoRA"),

@@ -138,6 +138,13 @@ impl Elements {
             return Err(damaged(format!("is not UTF-8: {error}")));
         }
         if let Err(error) = serde_json::from_slice::<IgnoredAny>(&self.element) {
+            if let Some(word) = word_at(&self.element, error.column()) {
+                return Err(UnpackError::Unusable(format!(
+                    "{} has the number {word}, which JSON has not: write null, in pandas with \
+                     df.to_json(FILE, orient=\"records\")",
+                    self.place()
+                )));
+            }
             let (error, column) = (error.to_string(), error.column());
             let why = error.split(" at line ").next().unwrap_or(&error);
             return Err(damaged(format!("is no JSON: {why}, at its byte {column}")));
@@ -162,6 +169,16 @@ impl Elements {
         };
         Err(UnpackError::Damaged(format!("{} and was cut off", why.trim_end_matches(','))))
     }
+}
+
+/// The word of Python for no number or an infinite number that stands at column `column` of a row.
+fn word_at(row: &[u8], column: usize) -> Option<&'static str> {
+    let before = row.get(..column.max(1) - 1)?;
+    let begin = before.iter().rposition(|byte| !byte.is_ascii_alphabetic()).map_or(0, |at| at + 1);
+    // The column is that of the word or of the byte before it.
+    let skip = row[begin..].iter().take(2).position(u8::is_ascii_alphabetic)?;
+    let rest = &row[begin + skip..];
+    ["NaN", "Infinity"].into_iter().find(|word| rest.starts_with(word.as_bytes()))
 }
 
 /// A byte for a message.
@@ -215,6 +232,8 @@ mod tests {
             (b"[{\"a\": 1]}]", "row 1, which begins in line 1, is no JSON"),
             (b"[\"a\nb\"]", "row 1, which begins in line 1, is no JSON: control character"),
             (b"[\"caf\xe9\"]", "is not UTF-8"),
+            (b"[{\"a\": NaN}]", "has the number NaN, which JSON has not: write null"),
+            (b"[{\"a\": [-Infinity, 1]}]", "has the number Infinity, which JSON has not"),
             (b"[1]\n[2]", "its array ends before line 2, where more follows (`[`)"),
             (b"{\"a\": 1}", "`{` stands in line 1"),
         ] {

@@ -129,7 +129,11 @@ fn write_value<'a>(to: &mut Vec<u8>, field: &'a Field) -> Result<(), String> {
         | Field::TimeMicros(_)
         | Field::TimestampMillis(_)
         | Field::TimestampMicros(_) => write_text(to, &field.to_string()),
-        Field::Group(row) => write_object(to, row)?,
+        // A column has the keys of all its rows, so a null stands for a key that this row lacks.
+        Field::Group(row) => {
+            let fields = row.get_column_iter().filter(|(_, field)| !matches!(field, Field::Null));
+            write_fields(to, fields.map(|(name, field)| (name.as_str(), field)))?;
+        }
         Field::ListInternal(list) => {
             to.push(b'[');
             for (i, value) in list.elements().iter().enumerate() {

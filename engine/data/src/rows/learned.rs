@@ -67,6 +67,12 @@ fn of_value(value: &Json) -> Option<bool> {
         Json::Bool(learns) => Some(*learns),
         Json::Number(weight) if weight.as_f64() == Some(0.0) => Some(false),
         Json::Number(weight) if weight.as_f64() == Some(1.0) => Some(true),
+        // A table has texts only.
+        Json::String(word) => match word.trim().to_ascii_lowercase().as_str() {
+            "true" | "1" | "1.0" => Some(true),
+            "false" | "0" | "0.0" => Some(false),
+            _ => None,
+        },
         _ => None,
     }
 }

@@ -64,8 +64,9 @@ impl Pair {
 
     /// Messages of the chat that a chat template writes.
     pub(super) fn messages(self) -> Vec<Json> {
-        let question = match self.input.trim() {
-            "" => self.question,
+        let question = match (self.question.trim(), self.input.trim()) {
+            (_, "") => self.question,
+            ("", _) => self.input,
             _ => format!("{}\n\n{}", self.question, self.input),
         };
         let last = [question, self.answer];

@@ -78,6 +78,13 @@ impl SaveState {
         let named = self.good.iter().filter_map(|good| good.best);
         named.chain(self.best.map(|best| best.step)).collect()
     }
+
+    /// Steps of the best checkpoints that stay if the disk has no room for another checkpoint: the
+    /// best of the run and that of the newest checkpoint.
+    pub(super) fn needed_best(&self) -> Vec<u64> {
+        let newest = self.good.last().and_then(|good| good.best);
+        newest.into_iter().chain(self.best.map(|best| best.step)).collect()
+    }
 }
 
 #[cfg(test)]
@@ -101,6 +108,20 @@ mod tests {
             assert!(disk.len() <= 3 && disk.ends_with(&[step]), "{disk:?}");
         }
         assert_eq!(disk, [60, 80, 90]);
+    }
+
+    #[test]
+    fn without_room_the_oldest_of_improving_checkpoints_is_not_needed() {
+        let mut state = SaveState::default();
+        for (step, loss) in [(10, 5.0), (20, 4.0)] {
+            state.pending = Some(Evaluation::new(step, loss));
+            state.complete(step, 2, false);
+        }
+        assert_eq!(state.kept_best(), [10, 20, 20]);
+        assert_eq!(state.needed_best(), [20, 20]);
+        // The best of the run is older than the newest checkpoint.
+        state.complete(30, 2, false);
+        assert_eq!(state.needed_best(), [20, 20]);
     }
 
     #[test]

@@ -215,7 +215,27 @@ fn settings(loaded: &LoadedConfig) -> Vec<Setting> {
         (*origin == Origin::Set && key != "device" && !key.starts_with("device."))
             .then(|| (key.clone(), value.clone()))
     };
-    loaded.origins.iter().filter_map(set).collect()
+    folded(loaded.origins.iter().filter_map(set).collect())
+}
+
+/// Settings with two parts of a key at most: `offload.optimizer.device_fraction` becomes a part of the
+/// value of `offload.optimizer`, as in `Split(device_fraction: 0.25)`.
+fn folded(mut all: Vec<Setting>) -> Vec<Setting> {
+    let parts = |key: &str| key.matches('.').count() + 1;
+    while let Some(most) = all.iter().map(|(key, _)| parts(key)).max().filter(|most| *most > 2) {
+        let inner: Vec<Setting> = all.extract_if(.., |(key, _)| parts(key) == most).collect();
+        for (key, value) in inner {
+            let Some((outer, last)) = key.rsplit_once('.') else { continue };
+            match all.iter_mut().find(|(key, _)| key == outer) {
+                Some((_, text)) => match text.strip_suffix(')') {
+                    Some(open) => *text = format!("{open}, {last}: {value})"),
+                    None => *text = format!("{text}({last}: {value})"),
+                },
+                None => all.push((outer.to_owned(), format!("({last}: {value})"))),
+            }
+        }
+    }
+    all
 }
 
 /// Removes the keys of a section, as they stand in it.
@@ -229,4 +249,31 @@ fn take(settings: &mut Vec<Setting>, section: &str) -> Vec<String> {
 /// A path as a text in RON.
 fn text_of(path: &Path) -> String {
     format!("{:?}", path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inner_keys_become_parts_of_their_values() {
+        let all = [
+            ("offload.optimizer", "Split"),
+            ("offload.optimizer.device_fraction", "0.25"),
+            ("model.rope.theta", "1e6"),
+            ("model.rope.scaling", "Llama3"),
+            ("model.rope.scaling.factor", "8.0"),
+            ("model.rope.scaling.original_seq_len", "8192"),
+            ("precision", "Bf16"),
+        ];
+        let all = all.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let folded: Vec<String> =
+            folded(all.into()).into_iter().map(|(key, value)| format!("{key}: {value}")).collect();
+        let expected = [
+            "offload.optimizer: Split(device_fraction: 0.25)",
+            "precision: Bf16",
+            "model.rope: (theta: 1e6, scaling: Llama3(factor: 8.0, original_seq_len: 8192))",
+        ];
+        assert_eq!(folded, expected);
+    }
 }

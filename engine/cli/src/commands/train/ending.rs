@@ -65,7 +65,11 @@ impl Session<'_> {
         }
         if let Some(rise) = watch.guess.rise().filter(|_| outcome.complete) {
             let why = rise.words(self.run.loaded.config.optimizer.lr);
-            let why = format!("training has diverged: {why}{}", self.before_rise(outcome, rise));
+            let mut why =
+                format!("training has diverged: {why}{}", self.before_rise(outcome, rise));
+            if let Some(owed) = owed {
+                why = format!("{owed}\n{why}");
+            }
             return Err(CommandError::new(code::NUMERIC, why));
         }
         if outcome.complete {

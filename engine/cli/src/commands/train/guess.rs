@@ -57,8 +57,7 @@ impl GuessWatch {
         if median < LEARNED * guess {
             (self.has_learned, self.above_since) = (true, None);
         }
-        let limit = if self.has_learned { guess } else { FAR * guess };
-        let rises = self.above_since.is_none() && median > limit;
+        let rises = self.above_since.is_none() && median > self.limit();
         if !rises || self.recent.len() < FEWEST {
             return None;
         }
@@ -67,10 +66,16 @@ impl GuessWatch {
         self.rise()
     }
 
+    /// Loss above which the model is worse than it should be.
+    fn limit(&self) -> f64 {
+        if self.has_learned { self.guess() } else { FAR * self.guess() }
+    }
+
     /// The rise that lasts until now.
     pub(super) fn rise(&self) -> Option<Rise> {
         let median = self.median();
-        self.above_since.map(|since| Rise { since, median, vocab: self.vocab })
+        let since = self.above_since.filter(|_| median > self.limit());
+        since.map(|since| Rise { since, median, vocab: self.vocab })
     }
 
     fn median(&self) -> f64 {
@@ -132,6 +137,8 @@ mod tests {
         let slow = [5.6, 5.5, 5.4, 5.3, 5.5];
         assert_eq!(seen(256, &[&slow[..], &[8.2; 9]].concat()), (vec![], None));
         assert_eq!(seen(256, &[&slow[..], &[8.4; 9]].concat()), (vec![10], Some(6)));
+        // A loss that falls from there is no divergence at the end.
+        assert_eq!(seen(256, &[&[9.0; 9][..], &[6.0; 9]].concat()), (vec![5], None));
     }
 
     #[test]

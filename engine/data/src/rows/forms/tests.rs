@@ -69,6 +69,8 @@ fn a_key_that_says_what_is_learned_is_obeyed_or_refused() {
             "message 2: it has `train_detail`",
         ),
         (row("label", json!(false)), "its `label` false says that nothing of it is learned"),
+        (row("label", json!("False")), "says that nothing of it is learned"),
+        (row("kto_tag", json!("0")), "says that nothing of it is learned"),
         (
             json!({ "messages": [user, turn("assistant", "b")], "label": false }),
             "its `label` false",
@@ -116,6 +118,9 @@ fn a_key_that_says_what_is_learned_is_obeyed_or_refused() {
             asked,
             counts(json!({ "messages": [user, turn("assistant", "b")], "label": true }))
         );
+        // A question without words is its input.
+        let alpaca = |instruction: &str, input: &str| json!({ "instruction": instruction, "input": input, "output": "b" });
+        assert_eq!(text(rows, &alpaca(" ", "x")), text(rows, &alpaca("x", "")));
         // A class does not decide what is learned.
         let (_, unread) = rows.read(&row("label", json!("fine")).to_string()).unwrap();
         assert_eq!(unread.keys, BTreeSet::from(["`label`".to_owned()]));
