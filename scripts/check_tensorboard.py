@@ -52,13 +52,15 @@ def main():
             read = [(step, value if math.isfinite(value) else None) for step, value in read]
             written = [(line["step"], None if line[key] is None else f32(line[key])) for line in of_kind]
             assert read == written, f"{run}: {tag} is {read} for TensorBoard, and {written} in metrics.jsonl"
-    settings = [line for line in lines if line["kind"] == "config"][-1]["config"]
+    all_settings = [line["config"] for line in lines if line["kind"] == "config"]
+    settings = all_settings[-1]
     text = events.Tensors("config/text_summary")[-1].tensor_proto.string_val[0].decode()
     assert f"steps: {settings['train']['steps']:_}," in text or f"steps: {settings['train']['steps']}," in text, text
     start = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     hparams = HParamsPluginData.FromString(start).session_start_info.hparams
-    assert hparams["train.steps"].number_value == settings["train"]["steps"], hparams
-    assert hparams["precision"].string_value == settings["precision"], hparams
+    # TensorBoard keeps the first summary of a run.
+    assert hparams["train.steps"].number_value == all_settings[0]["train"]["steps"], hparams
+    assert hparams["precision"].string_value == all_settings[0]["precision"], hparams
     print(f"{run}: {len(expected)} curves of {len(lines)} lines are the same for TensorBoard and in metrics.jsonl")
 
 
