@@ -69,7 +69,7 @@ fn lists_in_lines_are_no_array_and_a_reason_stands_once() {
             "[{\"role\": \"user\"}]\n[{\"role\": \"user\"}]",
             "it is JSON lines with a list in each, not an object: make an object of each, with jq -c '{messages: .}'",
         ),
-        ("[{\"from\": \"human\"}]", "it is JSON lines with a list in each"),
+        ("[{\"from\": \"human\", \"value\": \"a\"}]", "it is JSON lines with a list in each"),
         // A reason is printed once.
         (&same_first, "rows.jsonl line 5: it is a number"),
         (
