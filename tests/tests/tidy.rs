@@ -232,7 +232,7 @@ fn goes_by_path(name: &str, source: &str) -> Option<String> {
         "engine/cli/src/commands/train/diverged.rs",
         "engine/cli/src/commands/train/ending.rs",
         "engine/src/append_file.rs",
-        "engine/src/metrics",
+        "engine/src/metrics.rs",
         "engine/src/tensorboard.rs",
         "engine/src/run/export.rs",
         "engine/src/run_dir/kept.rs",
