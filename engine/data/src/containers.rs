@@ -112,7 +112,7 @@ impl Container {
         matches!(self.form, RowForm::Parquet)
     }
 
-    /// What a number of a row in the copy counts.
+    /// Unit of the row numbers of the copy.
     pub(super) const fn unit(self) -> RowUnit {
         match self.form {
             RowForm::Lines | RowForm::Table(_) => RowUnit::Line,
@@ -189,6 +189,29 @@ fn lines(from: &mut dyn BufRead, out: &mut Output<'_>) -> Result<(), UnpackError
             return Ok(());
         }
         out.write(block)?;
+        from.consume(length);
+    }
+}
+
+/// Passes each byte of a text to `take`, without a byte order mark at its start.
+fn each_byte(
+    from: &mut dyn BufRead,
+    out: &mut Output<'_>,
+    mut take: impl FnMut(u8, &mut Output<'_>) -> Result<(), UnpackError>,
+) -> Result<(), UnpackError> {
+    let mut is_start = true;
+    loop {
+        let block = from.fill_buf().map_err(|e| UnpackError::unread(&e, out.written))?;
+        let length = block.len();
+        if length == 0 {
+            return Ok(());
+        }
+        let mark = "\u{FEFF}".as_bytes();
+        let block = if is_start { block.strip_prefix(mark).unwrap_or(block) } else { block };
+        is_start = false;
+        for byte in block {
+            take(*byte, out)?;
+        }
         from.consume(length);
     }
 }

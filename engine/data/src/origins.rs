@@ -12,7 +12,7 @@ pub struct Origin {
     unit: RowUnit,
 }
 
-/// What the number of a row counts in its file.
+/// Unit of the row numbers of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RowUnit {
     /// Lines of text.

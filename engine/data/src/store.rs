@@ -152,7 +152,7 @@ pub(super) struct TokenFile {
     /// Path that the user knows.
     pub(super) path: PathBuf,
     copy: Option<FileCopy>,
-    /// What the number of a row counts.
+    /// Unit of the row numbers.
     unit: RowUnit,
     /// Time just before the stamp was read.
     pub(super) opened: SystemTime,

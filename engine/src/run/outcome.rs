@@ -23,7 +23,7 @@ pub struct Outcome {
     pub not_finite: Option<String>,
     /// The evaluations of the run, with the best checkpoint, if the run compares them.
     pub evaluations: Option<EvaluationHistory>,
-    /// Whether `train.patience` ended the run. Such a run is complete.
+    /// Whether `train.patience` ended the run. `complete` is then true, too.
     pub out_of_patience: bool,
     /// First and last of the skipped steps in a row that ended the run.
     pub diverged: Option<(u64, u64)>,

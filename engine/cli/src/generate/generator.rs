@@ -74,20 +74,13 @@ impl<'a> Generator<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::generate::model::tests::fixture;
     use crate::generate::{StopCondition, WeightSource};
-    use config::load_str;
     use layout::LocalMachine;
-    use std::path::Path;
 
     #[test]
     fn a_prompt_is_computed_behind_what_it_has_in_common_with_the_last_text() {
-        let folder =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hf-llama3-tiny");
-        let ron = format!(
-            "(model: (from: {folder:?}), device: Cpu, data: (train: \"x\", format: U16),
-              train: (steps: 1))"
-        );
-        let config = load_str(&ron, "a.ron", Path::new("."), &[]).unwrap().config;
+        let (folder, config) = fixture("llama3");
         let machine = LocalMachine::default();
         let from = ModelSource::on_cores(WeightSource::Folder(&folder), None, &machine);
         let sampling = Sampling {

@@ -162,15 +162,16 @@ impl Model {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use config::load_str;
     use layout::LocalMachine;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     const FOLDERS: [&str; 6] = ["gpt2", "llama3", "llama-linear", "mistral", "qwen2", "qwen3"];
 
-    fn open(name: &str, samples: usize) -> Model {
+    /// Folder of the model `name` of the fixtures, and a config of it.
+    pub(in crate::generate) fn fixture(name: &str) -> (PathBuf, Config) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join(format!("../../tests/fixtures/hf-{name}-tiny"));
         let ron = format!(
@@ -178,6 +179,11 @@ mod tests {
               train: (steps: 1))"
         );
         let config = load_str(&ron, "a.ron", Path::new("."), &[]).unwrap().config;
+        (folder, config)
+    }
+
+    fn open(name: &str, samples: usize) -> Model {
+        let (folder, config) = fixture(name);
         let machine = LocalMachine::default();
         let from = ModelSource::on_cores(WeightSource::Folder(&folder), None, &machine);
         Model::open(&config, &from, 12, samples).unwrap()

@@ -176,7 +176,7 @@ fn other_targets_are_other_data() {
     assert!(of_all["targets"].as_u64() > first["targets"].as_u64(), "{of_all} {first}");
 }
 
-/// What onebox does not train on is named once, with the lines and the remedy.
+/// onebox names each kind of row that it does not train on once, with the lines and the remedy.
 #[test]
 fn rows_that_onebox_does_not_train_on_are_named_with_their_remedy() {
     let folder = with_chats();

@@ -152,10 +152,8 @@ impl Section<'_, '_> {
         key: Declaration,
         or: KeyDefault<Option<String>>,
     ) -> Option<String> {
-        let values = "path or name `\"ORG/NAME\"` in quotes, or `None`".into();
-        self.leaf(key, or, values, some_text(|text: &String| quoted(text)), |reader, node| {
-            optional(node, |node| model_path(reader, node))
-        })
+        let values = "path or name `\"ORG/NAME\"` in quotes, or `None`";
+        self.optional_text(key, or, values, model_path)
     }
 
     /// Reads a path or `None`.
@@ -164,9 +162,20 @@ impl Section<'_, '_> {
         key: Declaration,
         or: KeyDefault<Option<String>>,
     ) -> Option<String> {
-        let values = "path in quotes, or `None`".into();
-        self.leaf(key, or, values, some_text(|text: &String| quoted(text)), |reader, node| {
-            optional(node, |node| absolute(reader, node))
+        self.optional_text(key, or, "path in quotes, or `None`", absolute)
+    }
+
+    /// Reads `None`, or a text of which `read` makes the value. `values`: what the key takes.
+    fn optional_text(
+        &mut self,
+        key: Declaration,
+        or: KeyDefault<Option<String>>,
+        values: &str,
+        read: fn(&ConfigReader, &Node) -> ParseResult<String>,
+    ) -> Option<String> {
+        let text = some_text(|text: &String| quoted(text));
+        self.leaf(key, or, values.into(), text, |reader, node| {
+            optional(node, |node| read(reader, node))
         })
     }
 }

@@ -7,7 +7,7 @@ use crate::unpack_error::UnpackError;
 use serde::de::IgnoredAny;
 use std::io::BufRead;
 
-/// What may follow in the file.
+/// The part of the array that may follow in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ArrayPart {
     Array,
@@ -46,21 +46,8 @@ pub(super) fn rows(from: &mut dyn BufRead, out: &mut Output<'_>) -> Result<(), U
         line: 1,
         begins: 1,
     };
-    let mut is_start = true;
-    loop {
-        let block = from.fill_buf().map_err(|e| UnpackError::unread(&e, out.written))?;
-        let length = block.len();
-        if length == 0 {
-            return elements.end();
-        }
-        let mark = "\u{FEFF}".as_bytes();
-        let block = if is_start { block.strip_prefix(mark).unwrap_or(block) } else { block };
-        is_start = false;
-        for byte in block {
-            elements.take(*byte, out)?;
-        }
-        from.consume(length);
-    }
+    super::each_byte(from, out, |byte, out| elements.take(byte, out))?;
+    elements.end()
 }
 
 impl Elements {

@@ -154,8 +154,8 @@ fn write_value<'a>(to: &mut Vec<u8>, field: &'a Field) -> Result<(), String> {
     Ok(())
 }
 
-/// Writes a number. NaN stands for a missing value, as pandas writes it. `short` is the number in 32
-/// bits, if it has so many.
+/// Writes a number. NaN stands for a missing value, as pandas writes it. `short` is the same
+/// number in 32 bits, if the column has numbers of 32 bits.
 fn write_float(to: &mut Vec<u8>, value: f64, short: Option<f32>) -> Result<(), String> {
     if value.is_infinite() {
         return Err("has an infinite number, which JSON has not: replace it".into());

@@ -60,21 +60,8 @@ pub(super) fn rows(
         keys: Vec::new(),
         written: 0,
     };
-    let mut is_start = true;
-    loop {
-        let block = from.fill_buf().map_err(|e| UnpackError::unread(&e, out.written))?;
-        let length = block.len();
-        if length == 0 {
-            return table.end(out);
-        }
-        let mark = "\u{FEFF}".as_bytes();
-        let block = if is_start { block.strip_prefix(mark).unwrap_or(block) } else { block };
-        is_start = false;
-        for byte in block {
-            table.take(*byte, out)?;
-        }
-        from.consume(length);
-    }
+    super::each_byte(from, out, |byte, out| table.take(byte, out))?;
+    table.end(out)
 }
 
 impl Table {

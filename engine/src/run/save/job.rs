@@ -1,4 +1,4 @@
-//! What a save needs to know about its step.
+//! The facts about a step that the save after this step needs.
 
 use checkpoint::evaluations::{Evaluation, EvaluationHistory};
 use offload::control;

@@ -18,7 +18,7 @@ use config::Config;
 use data::Tokenizer;
 use data::model_files::ModelFiles;
 use engine::run_dir::RunDir;
-use files::names::{CONFIG, TOKENIZER};
+use files::names::{CONFIG, TOKENIZER, is_there, step_of};
 use files::path_text::ShownPath;
 use layout::LocalMachine;
 use serde_json::json;
@@ -119,6 +119,11 @@ fn open(path: &Path) -> Result<Checkpoint, CommandError> {
     Ok(found)
 }
 
+/// Whether a path is that of a checkpoint, and not of a run.
+fn is_checkpoint(path: &Path) -> bool {
+    is_there(&path.join(MANIFEST))
+}
+
 /// Options that choose among the checkpoints of a run.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct ChoiceArgs {
@@ -147,8 +152,7 @@ impl ChoiceArgs {
             None if self.last => CheckpointChoice::Newest,
             None => CheckpointChoice::Best,
         };
-        let is_checkpoint = path.join(MANIFEST).symlink_metadata().is_ok();
-        if is_checkpoint && !self.is_default() {
+        if is_checkpoint(path) && !self.is_default() {
             let why = format!(
                 "{}: it is one checkpoint: leave out --last and --step, or name its run",
                 path.shown()
@@ -177,8 +181,8 @@ impl ChoiceArgs {
         let best = best_of(&all).ok().and_then(|(best, _)| best);
         let steps: Vec<String> = all
             .iter()
-            .filter_map(|path| path.file_name()?.to_str())
-            .map(|name| name.trim_start_matches("step-").trim_start_matches('0').to_owned())
+            .filter_map(|path| step_of(path.file_name()?.to_str()?, &[""]))
+            .map(|step| step.to_string())
             .collect();
         let is_missing = matches!(&error, CheckpointError::Io { source, .. } if source.kind() == ErrorKind::NotFound);
         let why = CommandError::from(error);

@@ -1,11 +1,10 @@
 //! `onebox checkpoint reshard`: writes a checkpoint for another layout.
 
 use super::super::{CommandError, Failable, code, data, say};
-use super::{NewRun, open, run_of};
+use super::{NewRun, is_checkpoint, open, run_of};
 use crate::report::stage::Stage;
 use ::data::model_files::ModelFiles;
 use checkpoint::Checkpoint;
-use checkpoint::manifest::MANIFEST;
 use checkpoint::rewrite::reshard;
 use config::{Config, DeviceConfig, LoadedConfig, load_stored};
 use files::names::checkpoint_name;
@@ -66,7 +65,7 @@ pub(super) fn run(args: &ReshardArgs, machine: &LocalMachine) -> Result<(), Comm
 fn best_beside(path: &Path, newest: &Checkpoint) -> Result<Option<Checkpoint>, CommandError> {
     let best = newest.summary().best().filter(|best| best.step != newest.step());
     let Some(best) = best else { return Ok(None) };
-    if path.join(MANIFEST).symlink_metadata().is_ok() {
+    if is_checkpoint(path) {
         say(&format!(
             "the best checkpoint of that run, of step {}, is another one, and is not rewritten: name the run to rewrite both",
             best.step
