@@ -86,9 +86,11 @@ pub(super) struct Workspace {
 }
 
 impl Gemm {
-    /// Whether the library adds the bias: it adds only a bias of the result's type.
+    /// Whether the library adds the bias: it adds only a bias of the result's type, and to fp8 matmuls only one of 16 bits.
     pub(super) fn takes_bias(&self) -> bool {
-        self.bias.is_some_and(|bias| bias.dtype() == self.c.dtype())
+        let fits =
+            |bias: Dtype| bias == self.c.dtype() && (self.scales.is_none() || bias.bytes() == 2);
+        self.bias.is_some_and(|bias| fits(bias.dtype()))
     }
 
     /// The epilogue as a step of the library, and its tensor. NVIDIA's reference requires rows of

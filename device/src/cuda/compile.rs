@@ -105,10 +105,21 @@ pub(super) fn write(path: &Path, cubin: &[u8]) -> std::io::Result<()> {
     std::fs::rename(&unfinished, path)
 }
 
+/// Whether a program's source defines a kernel. To ask a module for a kernel that it lacks is an error of the driver, which
+/// NVIDIA's compute-sanitizer reports.
+fn defines(source: &str, kernel: &str) -> bool {
+    source.lines().any(|line| {
+        let head = line.strip_prefix("KERNEL(").and_then(|line| line.split_once(") "));
+        head.and_then(|(_, signature)| signature.split_once('('))
+            .is_some_and(|(name, _)| name == kernel)
+    })
+}
+
 /// The kernels of a GPU by name.
 #[derive(Debug)]
 pub(super) struct Kernels {
-    modules: Vec<Module>,
+    /// The loaded programs, each with its source.
+    modules: Vec<(Module, &'static str)>,
     /// The functions by name, each with its limit of dynamic shared memory in bytes.
     functions: HashMap<&'static str, (Function, u32)>,
 }
@@ -123,8 +134,8 @@ impl Kernels {
     /// Loads the kernels of ops and of `programs` on the bound context.
     pub(super) fn load(sm: u32, programs: &[Program]) -> Result<Self, String> {
         let mut kernels = Self { modules: Vec::new(), functions: HashMap::with_capacity(256) };
-        for cubin in cubins(sm, programs)? {
-            kernels.modules.push(Module::load(&cubin)?);
+        for (cubin, program) in cubins(sm, programs)?.iter().zip(PROGRAMS.iter().chain(programs)) {
+            kernels.modules.push((Module::load(cubin)?, program.source));
         }
         Ok(kernels)
     }
@@ -136,7 +147,8 @@ impl Kernels {
         let (function, shared) = match self.functions.get_mut(kernel) {
             Some(found) => found,
             None => {
-                let found = self.modules.iter().find_map(|module| module.function(kernel));
+                let module = self.modules.iter().find(|(_, source)| defines(source, kernel));
+                let found = module.and_then(|(module, _)| module.function(kernel));
                 let function = found.ok_or(LaunchError::Missing)?;
                 self.functions.entry(kernel).or_insert((function, NEED_NOT_ASK))
             }
@@ -156,7 +168,7 @@ impl Kernels {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
-        self.modules.drain(..).for_each(Module::unload);
+        self.modules.drain(..).for_each(|(module, _)| module.unload());
     }
 }
 
@@ -164,6 +176,21 @@ impl Drop for Kernels {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_kernel_is_looked_up_in_the_program_that_defines_it() {
+        let programs_of = |kernel| {
+            PROGRAMS
+                .iter()
+                .filter(|program| defines(program.source, kernel))
+                .map(|program| program.name)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(programs_of("add"), ["elementwise.cu"]);
+        assert_eq!(programs_of("layer_norm"), ["norm.cu"]);
+        assert_eq!(programs_of("attention_mma_queries_128"), ["attention_mma.cu"]);
+        assert!(programs_of("layer").is_empty() && programs_of("load8").is_empty());
+    }
 
     #[test]
     fn a_damaged_cache_file_is_not_used() {

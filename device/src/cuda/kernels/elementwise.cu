@@ -186,20 +186,39 @@ KERNEL(1024) column_sum(const void* x, void* y, u32 types, i64 rows, i64 cols) {
 
 // partials (chunks) = sums of squares of runs of `chunk` elements. Only elements below `counted`
 // and outside `hole`..`hole_end` count. Element i of a run goes to sum i mod 16, and the sums are
-// added in order. 16 threads have one run.
-KERNEL(256) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64 chunk, i64 counted, i64 hole, i64 hole_end,
-                            i64 chunks) {
-  __shared__ double sums[256];
-  i64 run = 16 * (i64)blockIdx.x + threadIdx.x / 16;
+// added in order. 16 threads have one run, and small blocks of them spread a few runs over all
+// multiprocessors. While a thread adds up a batch, it loads the next one.
+KERNEL(64) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64 chunk, i64 counted, i64 hole, i64 hole_end,
+                         i64 chunks) {
+  enum { BATCH = 32 };
+  __shared__ double sums[64];
+  i64 run = 4 * (i64)blockIdx.x + threadIdx.x / 16;
   i64 end = (run + 1) * chunk;
   end = end < n ? end : n;
   end = end < counted ? end : counted;
   double sum = 0.0;
   with_type(type_of(types, 0), [&](auto type) {
-#pragma unroll 8
-    for (i64 i = run * chunk + threadIdx.x % 16; i < end; i += 16) {
-      double v = hole <= i && i < hole_end ? 0.0 : get<decltype(type)>(x, i);
-      sum = fma(v, v, sum);  // the square is exact
+    typedef decltype(type) Type;
+    typedef typename Type::Stored Stored;
+    const Stored* at = (const Stored*)x;
+    Stored next[BATCH];
+    i64 first = run * chunk + threadIdx.x % 16;
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) next[j] = first + 16 * j < end ? at[first + 16 * j] : (Stored)0;
+    for (i64 i = first; i < end; i += 16 * BATCH) {
+      Stored now[BATCH];
+#pragma unroll
+      for (int j = 0; j < BATCH; j++) {
+        now[j] = next[j];
+        i64 later = i + 16 * (BATCH + j);
+        next[j] = later < end ? at[later] : (Stored)0;
+      }
+#pragma unroll
+      for (int j = 0; j < BATCH; j++) {
+        i64 own = i + 16 * j;
+        double v = hole <= own && own < hole_end ? 0.0 : Type::widen(now[j]);
+        sum = fma(v, v, sum);  // the square is exact; that of 0 changes nothing
+      }
     }
   });
   sums[threadIdx.x] = sum;

@@ -169,7 +169,7 @@ impl Launcher<'_> {
         let (rows, cols) = tensors[0].shape();
         let args = self.args(tensors).with(&[(self.at)(stats), values(tensors)?]);
         let args = args.with(&[rows as u64, cols as u64]).float(epsilon);
-        self.launch(Launch::by_rows(kernel, rows, cols, 256, args));
+        self.launch(Launch::by_rows(kernel, rows, cols, 512, args));
         Ok(())
     }
 
@@ -250,8 +250,9 @@ impl Launcher<'_> {
         let sizes = [x.len(), chunk.max(1), counted.end, hole, hole_end, partials.len()];
         let sizes = sizes.map(|n| n as u64);
         let args = self.args(&[x, partials]).with(&[values(&[x])?]).with(&sizes);
-        let blocks = partials.len().div_ceil(16);
-        self.launch(Launch::new("chunk_squares", [blocks, 1, 1], 256, args));
+        // 16 threads for each partial sum.
+        let blocks = partials.len().div_ceil(4);
+        self.launch(Launch::new("chunk_squares", [blocks, 1, 1], 64, args));
         Ok(())
     }
 }

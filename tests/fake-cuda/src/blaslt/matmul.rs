@@ -157,7 +157,8 @@ impl Product {
     }
 
     /// Whether cuBLASLt supports an fp8 matmul. Only A is transposed, sizes are multiples of 16, at
-    /// most one of A and B is E5M2, the result has 16 bits or fp32, and both scales are given.
+    /// most one of A and B is E5M2, the result has 16 bits or fp32, a bias has 16 bits, and both
+    /// scales are given.
     /// Below sm_89: `ARCH_MISMATCH`.
     fn has_fp8(&self, a: Fp8, b: Fp8) -> Result<bool, c_int> {
         if config().sm < 89 {
@@ -168,6 +169,8 @@ impl Product {
         let sixteens = sizes.iter().all(|size| size.is_multiple_of(16));
         let to = matches!(self.d.float, Float::Bf16 | Float::F16 | Float::F32);
         let scaled = self.desc.scale_a != 0 && self.desc.scale_b != 0;
+        let has_bias = Epilogue(self.desc.epilogue).uses_bias();
+        let to = to && !(has_bias && self.bias == Float::F32);
         Ok(along && sixteens && to && scaled && (a, b) != (Fp8::E5m2, Fp8::E5m2))
     }
 

@@ -32,7 +32,10 @@ fn check_products() {
         for add in [false, true] {
             // The library adds only a bias of the result's type.
             for bias in [None, (of == to).then_some(bias)] {
-                pair.check_exact(&Op::Gemm { a, b, c, bias, add, epilogue: Epilogue::None });
+                // NVIDIA's library rounds the sum before it adds a bias to some results.
+                let ulps = if rig::real() && add && bias.is_some() { 1.0 } else { 0.0 };
+                let epilogue = Epilogue::None;
+                pair.check(&Op::Gemm { a, b, c, bias, add, epilogue }, 0.0, ulps);
             }
         }
     }
@@ -56,7 +59,10 @@ fn check_epilogues() {
             (Epilogue::GeluBackward { x }, None),
             (Epilogue::RowSums { sums }, None),
         ] {
-            pair.check(&Op::Gemm { a, b, c, bias, add: false, epilogue }, 2e-6, 1.0);
+            // NVIDIA's library takes GELU of the sum before it rounds the sum.
+            let unrounded = rig::real() && matches!(epilogue, Epilogue::Gelu { .. });
+            let absolute = if unrounded { 0.1 * rig::ulp(dtype) } else { 2e-6 };
+            pair.check(&Op::Gemm { a, b, c, bias, add: false, epilogue }, absolute, 1.0);
         }
     }
 }
