@@ -37,7 +37,8 @@ class Part:
             self.found["steps"] = json.loads(self.file.read_text())["steps"]
 
     def add(self, name, passed, verdict, seconds, text):
-        self.found["steps"][name] = {"passed": passed, "verdict": verdict, "seconds": seconds, "text": text}
+        made = {key: self.found[key] for key in ["commit", "date"]}
+        self.found["steps"][name] = {**made, "passed": passed, "verdict": verdict, "seconds": seconds, "text": text}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(json.dumps(self.found, indent=1) + "\n")
 
@@ -70,7 +71,8 @@ def write_page(out):
             if done["passed"] is False:
                 wrong.append(f"{name}: {step}: {done['verdict']}")
             verdict = f"{WORDS[done['passed']]}: {done['verdict']}".replace("|", "/").replace("\n", " ")
-            rows.append(f"| {name} | {step} | {verdict} | {done['seconds']:.0f} | {part['commit']} | {part['date']} |")
+            made = [done.get(key) or part[key] for key in ["commit", "date"]]
+            rows.append(f"| {name} | {step} | {verdict} | {done['seconds']:.0f} | {made[0]} | {made[1]} |")
             if done["text"] and (step != "doctor" or part is newest or done["passed"] is False):
                 sections += ["", f"## {step}", "", done["text"].rstrip()]
     lines += [f"**{'All in order.' if not wrong else 'NOT in order: ' + '; '.join(wrong)}**", "", *rows, *sections]

@@ -21,7 +21,7 @@ SLOWER, ESTIMATED = 1.5, (r"\b0: .*H100(?!.*PCIe).*, sm_90\b", "h100-1.3b")
 AS_ESTIMATED = {"column_sum-8192": "column_sum", **{name: name for name in [
     "layer_norm", "layer_norm_backward", "gelu", "gelu_backward", "bias_dropout_add", "attention", "attention_backward", "row_max",
     "cross_entropy_stats", "cross_entropy_backward"]}}
-SANITIZED = ["attention_on_tensor_cores", "layer_norm", "the_loss", "cross_entropy", "columns_are_summed"]
+SANITIZED = ["attention::attention_on_tensor_cores_agrees", "layer_norm_and", "the_loss_over", "columns_are_summed", "sums_of_squares"]
 
 
 def figures(text, kind):

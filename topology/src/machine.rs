@@ -249,11 +249,14 @@ mod tests {
     #[test]
     fn memory_comes_from_the_kernels_files() {
         let tree = Tree::new();
-        tree.write("proc/meminfo", "MemTotal:        1000 kB\n");
+        tree.write("proc/meminfo", "MemTotal:        1000 kB\nMemAvailable:     900 kB\n");
+        // A virtual machine has grown: sysfs knows a part of its memory.
+        let old = "Node 0 MemTotal: 80 kB\nNode 0 MemFree: 70 kB\n";
+        tree.write("sys/devices/system/node/node0/meminfo", old);
         let machine = Machine::discover_under(tree.root()).unwrap();
         assert_eq!(machine.total_memory, 1_024_000);
         if let [node] = machine.numa_nodes.as_slice() {
-            assert_eq!(node.memory_bytes, 1_024_000);
+            assert_eq!((node.memory_bytes, node.free_bytes), (1_024_000, Some(921_600)));
         }
     }
 

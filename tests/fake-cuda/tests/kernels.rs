@@ -323,6 +323,9 @@ fn sums_of_squares_are_the_same_bits() {
             (1000, 1, first(1000)),
             (40, 100, first(40)),
             (5000, 300, first(0)),
+            // Chunks of several batches of loads.
+            (6000, 1500, CountedRange { end: 5600, hole: (700, 3900) }),
+            (4000, 1333, first(3900)),
         ] {
             let mut rig = Rig::new(skew);
             let mut values = normal(1, n);

@@ -12,10 +12,6 @@ use crate::{Link, Machine, PciAddress};
 pub(crate) fn complete(machine: &mut Machine, root: &Path) {
     if let Some(total) = total_memory_under(root) {
         machine.total_memory = total;
-        if let [only] = &mut machine.numa_nodes[..] {
-            // Virtual machines can grow by memory that sysfs does not count.
-            only.memory_bytes = total;
-        }
     }
     let cpu = kernel_text(&root.join("proc/cpuinfo")).unwrap_or_default();
     let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
@@ -25,6 +21,11 @@ pub(crate) fn complete(machine: &mut Machine, root: &Path) {
     for node in &mut machine.numa_nodes {
         // A process has at most the memory that its cgroups leave it, on every node.
         node.free_bytes = node_free(root, node.id).map(|free| free.min(available));
+    }
+    if let [only] = &mut machine.numa_nodes[..] {
+        // Virtual machines can grow by memory that sysfs does not count.
+        only.memory_bytes = total_memory_under(root).unwrap_or(only.memory_bytes);
+        only.free_bytes = machine.available_memory.or(only.free_bytes);
     }
     let known: Vec<u32> = machine.numa_nodes.iter().map(|node| node.id).collect();
     for node in &mut machine.pci {

@@ -190,7 +190,7 @@ KERNEL(1024) column_sum(const void* x, void* y, u32 types, i64 rows, i64 cols) {
 // multiprocessors. While a thread adds up a batch, it loads the next one.
 KERNEL(64) chunk_squares(const void* x, double* partials, u32 types, i64 n, i64 chunk, i64 counted, i64 hole, i64 hole_end,
                          i64 chunks) {
-  enum { BATCH = 32 };
+  enum { BATCH = 64 };
   __shared__ double sums[64];
   i64 run = 4 * (i64)blockIdx.x + threadIdx.x / 16;
   i64 end = (run + 1) * chunk;

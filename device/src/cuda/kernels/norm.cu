@@ -1,90 +1,76 @@
 // Layer norm and RMSNorm. A block has one row at a time, and a row's result depends on that row
 // alone.
 
-// Columns of a row by threads: a thread has a run of 8, and after a whole block's runs another one. Its first run stays in
-// registers, so most rows are read from memory once. `f(v, column, count)` for each run, `v` widened.
+// Sum over the row of f(x, column). Every thread gets the same sum.
 template <class F>
-INLINE void each_run(const void* x, u32 type, i64 at, i64 cols, const Raw& kept, F f) {
-  i64 first = 8 * threadIdx.x;
-  if (first >= cols) return;
-  float v[8];
-  widen8(kept, type, v);
-  f(v, first, run_length(first, cols));
-  for (i64 col = first + 8 * blockDim.x; col < cols; col += 8 * blockDim.x) {
-    load8(x, type, at + col, run_length(col, cols), v);
-    f(v, col, run_length(col, cols));
-  }
-}
-
-// The thread's first run of a row, or zeros.
-INLINE Raw first_of_row(const void* x, u32 type, i64 at, i64 cols) {
-  i64 first = 8 * threadIdx.x;
-  return fetch8(x, type, at + first, first < cols ? run_length(first, cols) : 0);
+INLINE float row_sum(i64 cols, float (&shared)[32], F f) {
+  float sum = 0.0f;
+  for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) sum += f(col, run_length(col, cols));
+  return block_sum(sum, shared);
 }
 
 // y = (x - mean) / deviation gain + bias; stats (rows, 2) = mean, 1 / deviation.
-KERNEL(512) layer_norm(const void* x, const void* gain, const void* bias, void* y, float* stats, u32 types, i64 rows,
+KERNEL(256) layer_norm(const void* x, const void* gain, const void* bias, void* y, float* stats, u32 types, i64 rows,
                        i64 cols, float epsilon) {
   __shared__ float shared[2][32];
   float per_element = 1.0f / (float)cols;
-  u32 type = type_of(types, 0);
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     i64 at = row * cols;
-    Raw kept = first_of_row(x, type, at, cols);
-    float sum = 0.0f;
-    each_run(x, type, at, cols, kept, [&](float (&v)[8], i64, int) {
-      float own = 0.0f;
+    float mean = per_element * row_sum(cols, shared[0], [&](i64 col, int count) {
+      float v[8], sum = 0.0f;
+      load8(x, type_of(types, 0), at + col, count, v);
 #pragma unroll
-      for (int j = 0; j < 8; j++) own += v[j];
-      sum += own;
+      for (int j = 0; j < 8; j++) sum += v[j];
+      return sum;
     });
-    float mean = per_element * block_sum(sum, shared[0]), square = 0.0f;
-    each_run(x, type, at, cols, kept, [&](float (&v)[8], i64, int count) {
-      float own = 0.0f;
+    float variance = per_element * row_sum(cols, shared[1], [&](i64 col, int count) {
+      float v[8], sum = 0.0f;
+      load8(x, type_of(types, 0), at + col, count, v);
 #pragma unroll
       for (int j = 0; j < 8; j++)
-        if (j < count) own = fmaf(v[j] - mean, v[j] - mean, own);
-      square += own;
+        if (j < count) sum = fmaf(v[j] - mean, v[j] - mean, sum);
+      return sum;
     });
-    float variance = per_element * block_sum(square, shared[1]);
     float scale = 1.0f / sqrtf(variance + epsilon);
-    each_run(x, type, at, cols, kept, [&](float (&v)[8], i64 col, int count) {
-      float g[8], b[8];
+    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+      int count = run_length(col, cols);
+      float v[8], g[8], b[8];
+      load8(x, type_of(types, 0), at + col, count, v);
       load8(gain, type_of(types, 1), col, count, g);
       load8(bias, type_of(types, 2), col, count, b);
 #pragma unroll
       for (int j = 0; j < 8; j++) v[j] = fmaf((v[j] - mean) * scale, g[j], b[j]);
       store8(y, type_of(types, 3), at + col, count, v);
-    });
+    }
     if (threadIdx.x == 0) stats[2 * row] = mean, stats[2 * row + 1] = scale;
   }
 }
 
 // y = x / root gain, where root = sqrt(mean(x^2) + epsilon); stats (rows) = 1 / root.
-KERNEL(512) rms_norm(const void* x, const void* gain, void* y, float* stats, u32 types, i64 rows, i64 cols,
+KERNEL(256) rms_norm(const void* x, const void* gain, void* y, float* stats, u32 types, i64 rows, i64 cols,
                      float epsilon) {
   __shared__ float shared[2][32];
-  u32 turn = 0, type = type_of(types, 0);
+  u32 turn = 0;
   float per_element = 1.0f / (float)cols;
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     i64 at = row * cols;
-    Raw kept = first_of_row(x, type, at, cols);
-    float sum = 0.0f;
-    each_run(x, type, at, cols, kept, [&](float (&v)[8], i64, int) {
-      float own = 0.0f;
+    float square = row_sum(cols, shared[turn ^= 1], [&](i64 col, int count) {
+      float v[8], sum = 0.0f;
+      load8(x, type_of(types, 0), at + col, count, v);
 #pragma unroll
-      for (int j = 0; j < 8; j++) own = fmaf(v[j], v[j], own);
-      sum += own;
+      for (int j = 0; j < 8; j++) sum = fmaf(v[j], v[j], sum);
+      return sum;
     });
-    float square = block_sum(sum, shared[turn ^= 1]);
     float scale = 1.0f / sqrtf(fmaf(square, per_element, epsilon));
-    each_run(x, type, at, cols, kept, [&](float (&v)[8], i64 col, int count) {
-      float g[8];
+    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+      int count = run_length(col, cols);
+      float v[8], g[8];
+      load8(x, type_of(types, 0), at + col, count, v);
       load8(gain, type_of(types, 1), col, count, g);
 #pragma unroll
       for (int j = 0; j < 8; j++) v[j] = v[j] * scale * g[j];
       store8(y, type_of(types, 2), at + col, count, v);
-    });
+    }
     if (threadIdx.x == 0) stats[row] = scale;
   }
 }

@@ -169,7 +169,7 @@ impl Launcher<'_> {
         let (rows, cols) = tensors[0].shape();
         let args = self.args(tensors).with(&[(self.at)(stats), values(tensors)?]);
         let args = args.with(&[rows as u64, cols as u64]).float(epsilon);
-        self.launch(Launch::by_rows(kernel, rows, cols, 512, args));
+        self.launch(Launch::by_rows(kernel, rows, cols, 256, args));
         Ok(())
     }
 
