@@ -48,8 +48,10 @@ def products():
     for name, (k, n) in shapes.items():
         x, w, d = random(TOKENS, k), random(n, k), random(TOKENS, n)
         for kind, work in [("forward", lambda: x @ w.t()), ("by-input", lambda: d @ w), ("by-weight", lambda: d.t() @ x)]:
-            rate = 2 * TOKENS * k * n / seconds(work, 10) / 1e12
-            print(f"figure products name={name} kind={kind} tflops={rate:.2f}", flush=True)
+            # As long as onebox's: a GPU at its limit of power is faster for the first milliseconds.
+            work_flops = 2 * TOKENS * k * n
+            best = min(seconds(work, int(min(100, max(5, 1e13 / work_flops)))) for _ in range(3))
+            print(f"figure products name={name} kind={kind} tflops={work_flops / best / 1e12:.2f}", flush=True)
 
 
 def ops():

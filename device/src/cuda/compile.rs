@@ -11,23 +11,31 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The cubins of the ops' programs and of `programs`, compiled for `sm`.
+/// The cubins of the ops' programs and of `programs`, compiled for `sm`. One rank compiles all
+/// programs at the same time while the other ranks wait.
 pub fn cubins(sm: u32, programs: &[Program]) -> Result<Vec<Arc<[u8]>>, String> {
-    PROGRAMS.iter().chain(programs).map(|program| cubin(program, sm)).collect()
-}
-
-/// A program compiled for `sm`. One rank compiles while the others wait.
-fn cubin(program: &Program, sm: u32) -> Result<Arc<[u8]>, String> {
     type CompiledPrograms = Vec<((u32, &'static str), Arc<[u8]>)>;
     static DONE: Mutex<CompiledPrograms> = Mutex::new(Vec::new());
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let key = (sm, program.source);
-    if let Some((_, cubin)) = done.iter().find(|(have, _)| *have == key) {
-        return Ok(Arc::clone(cubin));
+    let (wanted, folder) = (|| PROGRAMS.iter().chain(programs), cache_folder());
+    let missing: Vec<&Program> = wanted()
+        .filter(|program| !done.iter().any(|(have, _)| *have == (sm, program.source)))
+        .collect();
+    let cubins: Vec<Result<Vec<u8>, String>> = std::thread::scope(|scope| {
+        let compile = |program| compiled(program, sm, folder.as_deref());
+        let threads: Vec<_> =
+            missing.iter().map(|program| scope.spawn(move || compile(program))).collect();
+        let ended = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
+        ended.map(|end| end.unwrap_or_else(|_| Err("NVRTC's thread panicked".into()))).collect()
+    });
+    for (program, cubin) in missing.into_iter().zip(cubins) {
+        done.push(((sm, program.source), cubin?.into()));
     }
-    let cubin: Arc<[u8]> = compiled(program, sm, cache_folder().as_deref())?.into();
-    done.push((key, Arc::clone(&cubin)));
-    Ok(cubin)
+    let cubin = |program: &Program| {
+        let found = done.iter().find(|(have, _)| *have == (sm, program.source));
+        found.map(|(_, cubin)| Arc::clone(cubin)).ok_or_else(|| format!("no {}", program.name))
+    };
+    wanted().map(cubin).collect()
 }
 
 fn compiled(program: &Program, sm: u32, folder: Option<&Path>) -> Result<Vec<u8>, String> {
