@@ -14,8 +14,16 @@ impl Config {
     /// Warning about a learning rate far outside of the usual range of a full fine-tune. None: the
     /// run starts from random weights, or the learning rate is usual.
     pub fn unusual_rate(&self) -> Option<String> {
+        let warning =
+            is_pretrained(&self.model).then(|| self.unusual_rate_of_import()).flatten()?;
+        Some(format!("{warning} Without the key it is {}.", float_text(&usual_rate(&self.model))))
+    }
+
+    /// The same for weights that a checkpoint has, where the config does not name their folder: its
+    /// defaults are those of random weights.
+    pub fn unusual_rate_of_import(&self) -> Option<String> {
         let lr = self.optimizer.lr;
-        if !is_pretrained(&self.model) || self.optimizer.kind != OptimizerKind::AdamW {
+        if self.optimizer.kind != OptimizerKind::AdamW {
             return None;
         }
         let effect = if lr > HIGHEST_RATE {
@@ -27,9 +35,8 @@ impl Config {
         };
         Some(format!(
             "optimizer.lr is {} for pretrained weights. {effect}: full fine-tunes usually take 1e-6 to 1e-4, \
-             and models of less than a billion parameters at times up to 1e-3. Without the key it is {}.",
-            float_text(&lr),
-            float_text(&usual_rate(&self.model))
+             and models of less than a billion parameters at times up to 1e-3.",
+            float_text(&lr)
         ))
     }
 }

@@ -40,6 +40,12 @@ fn a_model_goes_out_and_comes_back_with_the_same_bits() {
         "{}",
         done.stderr
     );
+    // The config's rate is for random weights.
+    let warning = "warning: optimizer.lr is ";
+    assert!(done.stderr.contains(warning), "{}", done.stderr);
+    let usual =
+        import(&folder, "hf", "usual", &sets(&["optimizer.lr=2e-5", "schedule.min_lr=2e-6"]));
+    assert!(!usual.ok().stderr.contains("warning"));
     let diff = folder.onebox(&["checkpoint", "diff", "run", "new", "--json"]);
     let diff: Value = serde_json::from_str(&diff.stdout).unwrap();
     for tensor in diff["tensors"].as_array().unwrap() {

@@ -141,6 +141,11 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
         quoted_path(&args.out),
         set_arguments(sets)
     ));
+    if let Some(unusual) = loaded.config.unusual_rate_of_import() {
+        say(&format!(
+            "warning: {unusual} `model.from` takes such a folder with the settings of a fine-tune."
+        ));
+    }
     Ok(())
 }
 
