@@ -101,7 +101,8 @@ class Check(First):
         self.part = Part(args.out, name, (here / "commit").read_text().strip(), self.fake, args.step)
         # All that the programs of the part print; the page has the ends of it.
         self.log = self.part.file.with_suffix(".log")
-        self.log.unlink(missing_ok=True)
+        if not args.step:
+            self.log.unlink(missing_ok=True)
 
     @staticmethod
     def cuda_libraries():

@@ -7,14 +7,13 @@ from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 SMALL = "--small" in sys.argv
 WHERE = "cuda" if torch.cuda.is_available() and not SMALL else "cpu"
 TOKENS, HIDDEN, VOCAB, HEADS, SEQ, LAYERS = (16, 32, 64, 2, 8, 2) if SMALL else (8192, 2048, 50304, 16, 1024, 24)
 VALUE = torch.bfloat16
 # Attention by what PyTorch chooses, and by two libraries. The CPU has the first alone.
-BACKENDS = [("", None), ("-flash", SDPBackend.FLASH_ATTENTION), ("-cudnn", SDPBackend.CUDNN_ATTENTION)][:1 if SMALL else 3]
+BACKENDS = [("", None), ("-flash", "FLASH_ATTENTION"), ("-cudnn", "CUDNN_ATTENTION")][:1 if SMALL else 3]
 
 
 def seconds(work, runs=20):
@@ -72,7 +71,9 @@ def ops():
         told(f"column_sum-{times * 2048}", lambda: random_of(times).sum(0))
     q, k, v = (random(TOKENS // SEQ, HEADS, SEQ, HIDDEN // HEADS, grad=True) for _ in range(3))
     for name, backend in BACKENDS:
-        with sdpa_kernel(backend) if backend else nullcontext():
+        # PyTorch has these names since 2.5.
+        attention = __import__("torch.nn.attention", fromlist=["attention"]) if backend else None
+        with attention.sdpa_kernel(getattr(attention.SDPBackend, backend)) if backend else nullcontext():
             try:
                 told("attention" + name, lambda: F.scaled_dot_product_attention(q.detach(), k.detach(), v.detach(), is_causal=True))
                 out = F.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -122,7 +122,8 @@ impl Blas {
         self.workspace = workspace;
     }
 
-    /// Runs a small matmul of each kind once, so that the library loads its code.
+    /// Runs a small matmul of each kind once, so that the library loads its code. It makes code of
+    /// its own for each larger shape.
     pub(super) fn load(
         &mut self,
         context: &Arc<Context>,

@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, ScopedJoinHandle};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// The cubins of the ops' programs and of `programs`, compiled for `sm`. One rank compiles all
@@ -23,10 +24,16 @@ pub fn cubins(sm: u32, programs: &[Program]) -> Result<Vec<Arc<[u8]>>, String> {
         .collect();
     let cubins: Vec<Result<Vec<u8>, String>> = std::thread::scope(|scope| {
         let compile = |program| compiled(program, sm, folder.as_deref());
-        let threads: Vec<_> =
-            missing.iter().map(|program| scope.spawn(move || compile(program))).collect();
-        let ended = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
-        ended.map(|end| end.unwrap_or_else(|_| Err("NVRTC's thread panicked".into()))).collect()
+        let start = |program| Builder::new().spawn_scoped(scope, move || compile(program));
+        let threads: Vec<_> = missing.iter().map(|program| start(*program)).collect();
+        let end = |thread: std::io::Result<ScopedJoinHandle<'_, _>>| match thread
+            .map(ScopedJoinHandle::join)
+        {
+            Ok(Ok(cubin)) => cubin,
+            Ok(Err(_)) => Err("NVRTC's thread panicked".into()),
+            Err(error) => Err(format!("a thread for NVRTC: {error}")),
+        };
+        threads.into_iter().map(end).collect()
     });
     for (program, cubin) in missing.into_iter().zip(cubins) {
         done.push(((sm, program.source), cubin?.into()));

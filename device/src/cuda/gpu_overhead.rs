@@ -23,7 +23,8 @@ pub const STREAMS_PER_RANK: usize = STREAMS + 1;
 /// Bytes on a GPU outside the plans of its ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuOverhead {
-    /// Bytes of cuBLASLt's code for matmuls of every type, once for all ranks.
+    /// Bytes of cuBLASLt and of its code for a small matmul of each type, once for all ranks. The code
+    /// of a model's shapes is loaded later.
     pub products: u64,
     /// Bytes of onebox's kernels, for each rank.
     pub kernels: u64,

@@ -16,7 +16,7 @@ const SHAPES: [((usize, usize, usize), [bool; 2]); 4] = [
 ];
 
 /// Where rows are not whole runs of 16 bytes, NVIDIA's library rounds the sum before it adds the
-/// bias. Sums here are below 8.
+/// bias. Sums of up to 8 need this; one ulp of the result covers larger ones.
 fn rounding_before_bias(bias: Tensor) -> f64 {
     let whole = bias.bytes().is_multiple_of(16);
     if rig::real() && !whole { 8.0 * rig::ulp(bias.dtype()) } else { 0.0 }
