@@ -12,7 +12,7 @@ use super::config_file::{ConfigFile, may_create};
 use crate::report::progress::si;
 use crate::report::reading::TerminalProgress;
 use config::{Config, ConfigError, Family, Further, LoadedConfig, Origin, load_str_and_look};
-use files::hub::{self, HubModel};
+use files::hub::{self, HubModel, MissingSnapshot};
 use files::names::is_there;
 use files::path_text::ShownPath;
 use layout::LocalMachine;
@@ -196,20 +196,17 @@ fn gpus(args: &PlanArgs, loaded: &LoadedConfig) -> Result<usize, CommandError> {
 /// Hugging Face hub.
 fn located(model: &Path) -> Result<PathBuf, CommandError> {
     let named = if is_there(model) { None } else { model.to_str().and_then(HubModel::parse) };
+    let missing = |why: MissingSnapshot| {
+        CommandError::new(code::CONFIG, format!("{why}; {}", why.help()))
+    };
     if let Some(named) = named {
-        return named.snapshot(hub::cache_folder().as_deref()).map_err(|missing| {
-            let help = format!(
-                "nothing is downloaded: run `{}`, or name a folder on this machine",
-                missing.command()
-            );
-            CommandError::new(code::CONFIG, format!("{missing}; {help}"))
-        });
+        return named.snapshot(hub::cache_folder().as_deref()).map_err(missing);
     }
     let absolute = model.canonicalize().map_err(|e| {
         let help = "nothing is downloaded: name a folder on this machine, or its config.json";
         CommandError::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.shown()))
     })?;
-    Ok(hub::newest_snapshot(&absolute).unwrap_or(absolute))
+    Ok(hub::newest_snapshot(&absolute).map_err(missing)?.unwrap_or(absolute))
 }
 
 /// Loads a config of the model on the box, with a usual batch and sample length for fine-tuning.
