@@ -207,7 +207,9 @@ impl fmt::Display for MissingSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { model, what, is_unread } = self;
         match is_unread {
-            true => write!(f, "the Hugging Face cache, looked up for `{model}`, cannot be read: {what}"),
+            true => {
+                write!(f, "the Hugging Face cache, looked up for `{model}`, cannot be read: {what}")
+            }
             false => write!(
                 f,
                 "`{model}` is neither a folder nor a model in the Hugging Face cache: {what}"

@@ -219,8 +219,7 @@ fn model_path(reader: &ConfigReader, node: &Node) -> ParseResult<String> {
     if reader.stored {
         return Ok(path);
     }
-    let missing =
-        |why: MissingSnapshot| Complaint { message: why.to_string(), help: why.help() };
+    let missing = |why: MissingSnapshot| Complaint { message: why.to_string(), help: why.help() };
     if is_there(Path::new(&path)) {
         let newest = hub::newest_snapshot(Path::new(&path)).map_err(missing)?;
         return Ok(newest.map_or(path, |newest| newest.display().to_string()));

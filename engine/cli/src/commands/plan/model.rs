@@ -196,9 +196,8 @@ fn gpus(args: &PlanArgs, loaded: &LoadedConfig) -> Result<usize, CommandError> {
 /// Hugging Face hub.
 fn located(model: &Path) -> Result<PathBuf, CommandError> {
     let named = if is_there(model) { None } else { model.to_str().and_then(HubModel::parse) };
-    let missing = |why: MissingSnapshot| {
-        CommandError::new(code::CONFIG, format!("{why}; {}", why.help()))
-    };
+    let missing =
+        |why: MissingSnapshot| CommandError::new(code::CONFIG, format!("{why}; {}", why.help()));
     if let Some(named) = named {
         return named.snapshot(hub::cache_folder().as_deref()).map_err(missing);
     }
