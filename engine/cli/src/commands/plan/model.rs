@@ -5,10 +5,10 @@ use super::super::search::FitFailure;
 use super::super::simulate::seconds;
 use super::super::{
     CommandError, ConfigArgs, code, fit_result, print, print_json, quoted_path, say, search,
-    set_arguments,
+    set_arguments, text_for_config,
 };
 use super::PlanArgs;
-use super::config_file::{ConfigFile, may_create};
+use super::config_file::{ConfigFile, length, may_create};
 use crate::report::progress::si;
 use crate::report::reading::TerminalProgress;
 use config::{Config, ConfigError, Family, Further, LoadedConfig, Origin, load_str_and_look};
@@ -75,6 +75,7 @@ pub(super) fn run(
         return search::run(&loaded, machine, Some(gpus(args, &loaded)?), false);
     }
     args.write.as_deref().map_or(Ok(()), may_create)?;
+    args.data.as_deref().map_or(Ok(""), text_for_config)?;
     let loaded = load(args, model, &[])?;
     // The config is not the user's own, so its single rank is not a requested layout.
     let gpus = Some(gpus(args, &loaded)?);
@@ -221,12 +222,12 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
         None => folder.file_name().map(ToOwned::to_owned),
     });
     let name: String = name.map_or("model".into(), |name| name.to_string_lossy().into_owned());
+    let (from, length) = (text_for_config(&absolute)?, length(&args.sets, 1000));
     let text = |seq_len: Option<usize>, global: usize| {
         let seq_len = seq_len.map_or(String::new(), |n| format!(", seq_len: {n}"));
         format!(
-            "(name: {name:?}, model: (from: {:?}, weights: Random{seq_len}), recompute: Block,
-              batch: (global: {global}), train: (steps: 1000))",
-            absolute.display().to_string()
+            "(name: {name:?}, model: (from: {from:?}, weights: Random{seq_len}), recompute: Block,
+              batch: (global: {global}), {length})"
         )
     };
     let config = |e: ConfigError| CommandError::new(code::CONFIG, e.without_text(&name));
