@@ -6,6 +6,8 @@
 use crate::common::{Folder, with_chats};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::symlink;
+use std::process::Command;
 
 fn model() -> String {
     format!("{}/../../tests/fixtures/hf-chat-tiny", env!("CARGO_MANIFEST_DIR"))
@@ -171,5 +173,12 @@ fn a_path_that_is_not_utf8_is_used_or_refused_in_words() {
     run(&["plan"], &tiny, &[]).ok();
     run(&["train", "-q", "--run-dir", "run"], &tiny, &[]).ok();
     let done = run(&["train", "tiny.ron", "--run-dir"], &named("run", ""), &[]).ok();
+    assert!(done.stderr.contains("next, try:"), "{}", done.stderr);
+    // So may the program.
+    let program = at(&named("onebox", ""));
+    symlink(env!("CARGO_BIN_EXE_onebox"), &program).unwrap();
+    let mut command = Command::new(&program);
+    command.args(["train", "tiny.ron", "--run-dir", "other"]).current_dir(folder.path(""));
+    let done = Folder::done(command).ok();
     assert!(done.stderr.contains("next, try:"), "{}", done.stderr);
 }
