@@ -5,7 +5,10 @@ use super::reading::{Complaint, ConfigReader, Problem};
 use super::transformers::{FolderContent, FolderModel, Refusal};
 use super::{DataConfig, ModelConfig, Weights, transformers};
 use crate::tokenizers::unread_tokenizers;
+use files::hub::download_of_snapshot;
+use files::input;
 use files::names::is_there;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Reads the model of a folder of transformers, or of its `config.json`. A stored config opens no
@@ -24,7 +27,7 @@ pub(super) fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Opt
         }
         None => Refusal {
             wrong: vec![format!("cannot read `{name}`: {message}")],
-            remedy: "nothing is downloaded: name a folder on this machine with config.json".into(),
+            remedy: unread_config(&file),
         },
     });
     let model = model.and_then(|text| {
@@ -42,6 +45,21 @@ pub(super) fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Opt
             reader.mark_bad(key);
             Some(transformers::none())
         }
+    }
+}
+
+/// Remedy for a `config.json` that cannot be read.
+fn unread_config(file: &Path) -> String {
+    let why = input::open(file).err().map(|error| error.kind());
+    let command = file.parent().and_then(download_of_snapshot);
+    match (why, command) {
+        (Some(ErrorKind::PermissionDenied), _) => {
+            "check the permissions of the file and of its folders".into()
+        }
+        (Some(ErrorKind::NotFound), Some(command)) => {
+            format!("the download of the model is not complete: run `{command}`")
+        }
+        _ => "nothing is downloaded: name a folder on this machine with config.json".into(),
     }
 }
 

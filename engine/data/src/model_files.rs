@@ -6,7 +6,7 @@ use super::byte_tokenizer::is_of_bytes;
 use config::DataConfig;
 use config::transformers::pointer;
 use files::foreign_text::foreign;
-use files::hub::ModelFolder;
+use files::hub::{ModelFolder, download_of_snapshot};
 use files::input;
 use files::names::{FILES, KEPT, TOKENIZER};
 use files::path_text::ShownPath;
@@ -42,15 +42,20 @@ impl ModelFileError {
     }
 }
 
-/// Hint for a path that is probably the name of a model instead of a folder.
-fn local(path: &Path, error: &io::Error) -> &'static str {
-    let inside =
-        path.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && folder.is_dir());
-    match error.kind() {
-        NotFound if !inside => {
-            "; nothing is downloaded: name a folder on this machine, with config.json and model.safetensors"
-        }
-        _ => "",
+/// Hint for a missing file: the command that completes a snapshot in the Hugging Face cache, or the
+/// remedy for a path that is probably the name of a model instead of a folder.
+fn local(path: &Path, error: &io::Error) -> String {
+    if error.kind() != NotFound {
+        return String::new();
+    }
+    let folder = path.parent().unwrap_or(path);
+    if let Some(command) = download_of_snapshot(folder) {
+        return format!("; the download of the model is not complete: run `{command}`");
+    }
+    let inside = !folder.as_os_str().is_empty() && folder.is_dir();
+    match inside && path.parent().is_some() {
+        true => String::new(),
+        false => "; nothing is downloaded: name a folder on this machine, with config.json and model.safetensors".into(),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Models in the cache of the Hugging Face hub, which `hf download` fills. onebox downloads nothing.
 //!
-//! A model `ORG/NAME` has a folder `models--ORG--NAME`. Its folder `refs` maps a branch or a tag to a
-//! commit. The folder `snapshots/COMMIT` has the files of the commit as links to files in `blobs`
-//! (huggingface_hub, "Understand caching").
+//! A model `ORG/NAME` has a folder `models--ORG--NAME`, and a model without an organisation, such as
+//! `gpt2`, has `models--gpt2`. Its folder `refs` maps a branch or a tag to a commit. The folder
+//! `snapshots/COMMIT` has the files of the commit as links to files in `blobs` (huggingface_hub,
+//! "Understand caching").
 
 use super::directory::Directory;
 use super::input;
@@ -12,7 +13,7 @@ use rustix::fs::{OFlags, readlinkat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -29,16 +30,25 @@ const MAIN: &str = "main";
 /// Bytes of the longest file in `refs`.
 const LONGEST_REF: u64 = 256;
 
-/// Folder of the hub's cache: `HF_HUB_CACHE`, or `hub` in `HF_HOME`, or `huggingface/hub` in
-/// `XDG_CACHE_HOME` or `~/.cache`. `None` if no variable gives a place.
+/// Endings of files, which the name of a model without an organisation does not have.
+const FILE_ENDINGS: [&str; 5] = [".json", ".ron", ".safetensors", ".bin", ".gguf"];
+
+/// Folder of the hub's cache: `HF_HUB_CACHE` or its older name `HUGGINGFACE_HUB_CACHE`, or `hub` in
+/// `HF_HOME`, or `huggingface/hub` in `XDG_CACHE_HOME` or `~/.cache`. `~` at the start of a value is
+/// `HOME`, as in huggingface_hub. `None` if no variable gives a place.
 pub fn cache_folder() -> Option<PathBuf> {
     let given = |key| std::env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
     let caches = || given("XDG_CACHE_HOME").or_else(|| Some(given("HOME")?.join(".cache")));
     let home = || given("HF_HOME").or_else(|| Some(caches()?.join("huggingface")));
-    given("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")))
+    let cache = given("HF_HUB_CACHE").or_else(|| given("HUGGINGFACE_HUB_CACHE"));
+    let folder = cache.or_else(|| Some(home()?.join("hub")))?;
+    let in_home = folder.strip_prefix("~").ok().zip(given("HOME"));
+    let in_home = in_home.map(|(rest, home)| home.join(rest));
+    Some(in_home.unwrap_or(folder))
 }
 
-/// Name of a model on the hub: `ORG/NAME`, or `ORG/NAME@REVISION` with a branch, a tag or a commit.
+/// Name of a model on the hub: `ORG/NAME` or `NAME`, or with a branch, a tag or a commit
+/// `ORG/NAME@REVISION`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubModel {
     repository: String,
@@ -52,7 +62,6 @@ impl HubModel {
             Some((repository, revision)) => (repository, Some(revision)),
             None => (text, None),
         };
-        let (org, name) = repository.split_once('/')?;
         let is_name = |part: &str| {
             let is_letter = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             part.len() <= 96
@@ -61,7 +70,15 @@ impl HubModel {
         };
         // A tag may have slashes, but none of its parts may lead elsewhere.
         let is_revision = |text: &str| text.split('/').all(is_name);
-        (is_name(org) && is_name(name) && revision.is_none_or(is_revision)).then(|| Self {
+        // The hub has no name with `--`, which stands for `/` in the cache.
+        let is_repository = !repository.contains("--")
+            && match repository.split_once('/') {
+                Some((org, name)) => is_name(org) && is_name(name),
+                None => {
+                    is_name(repository) && !FILE_ENDINGS.iter().any(|end| repository.ends_with(end))
+                }
+            };
+        (is_repository && revision.is_none_or(is_revision)).then(|| Self {
             repository: repository.to_owned(),
             revision: revision.map(str::to_owned),
         })
@@ -70,29 +87,57 @@ impl HubModel {
     /// Folder of the model's files in the cache folder `cache`.
     ///
     /// # Errors
-    /// [`MissingSnapshot`] if the cache lacks the model or the revision.
+    /// [`MissingSnapshot`] if the cache lacks the model or the revision, or may not be read.
     pub fn snapshot(&self, cache: Option<&Path>) -> Result<PathBuf, MissingSnapshot> {
-        let missing = |what: String| MissingSnapshot { model: self.clone(), what };
+        let missing =
+            |what: String| MissingSnapshot { model: self.clone(), what, is_unread: false };
+        let unread = |path: &Path, error: &io::Error| MissingSnapshot {
+            model: self.clone(),
+            what: format!("{}: {error}", path.display()),
+            is_unread: true,
+        };
         let Some(cache) = cache else {
             return Err(missing("HF_HUB_CACHE, HF_HOME and HOME are not set".into()));
         };
         let folder = cache.join(format!("{MODELS}{}", self.repository.replace('/', "--")));
-        if !folder.is_dir() {
+        if !is_folder(&folder).map_err(|error| unread(&folder, &error))? {
             return Err(missing(format!("{} does not exist", folder.display())));
         }
         let revision = self.revision.as_deref().unwrap_or(MAIN);
         let snapshots = folder.join(SNAPSHOTS);
-        let commit = match input::text(&folder.join(REFS).join(revision), LONGEST_REF) {
+        let named = folder.join(REFS).join(revision);
+        let commit = match input::text(&named, LONGEST_REF) {
             Ok(text) => text.trim().to_owned(),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                return Err(unread(&named, &error));
+            }
             Err(_) => revision.to_owned(),
         };
         let snapshot = snapshots.join(&commit);
         let is_name = Path::new(&commit).components().count() == 1
             && matches!(Path::new(&commit).components().next(), Some(Component::Normal(_)));
-        match is_name && snapshot.is_dir() {
+        match is_name && is_folder(&snapshot).map_err(|error| unread(&snapshot, &error))? {
             true => Ok(snapshot),
             false => Err(missing(format!("{} has no revision `{revision}`", folder.display()))),
         }
+    }
+
+    /// Command that downloads the model into the cache.
+    fn download(&self) -> String {
+        let revision = self.revision.iter().map(|text| format!(" --revision {}", quoted(text)));
+        format!("hf download {}{}", quoted(&self.repository), revision.collect::<String>())
+    }
+}
+
+/// Whether `path` leads to a folder.
+///
+/// # Errors
+/// Returns the error of the file system if it does not tell, such as a lack of permission.
+fn is_folder(path: &Path) -> io::Result<bool> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(found.is_dir()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -107,11 +152,18 @@ impl fmt::Display for HubModel {
 }
 
 /// Folder of the newest files in the cache folder `models--ORG--NAME` of a model; `None` if `path` is
-/// another folder, or has no files of the branch `main`.
-pub fn newest_snapshot(path: &Path) -> Option<PathBuf> {
-    let name = path.file_name()?.to_str()?.strip_prefix(MODELS)?;
-    let (org, name) = name.split_once("--")?;
-    HubModel::parse(&format!("{org}/{name}"))?.snapshot(path.parent()).ok()
+/// another folder.
+///
+/// # Errors
+/// [`MissingSnapshot`] if the folder has no files of the branch `main`, or may not be read.
+pub fn newest_snapshot(path: &Path) -> Result<Option<PathBuf>, MissingSnapshot> {
+    let name = path.file_name().and_then(OsStr::to_str).and_then(|name| name.strip_prefix(MODELS));
+    let model = name.and_then(|name| HubModel::parse(&name.replacen("--", "/", 1)));
+    // A folder with files of its own may have such a name, too.
+    match model.filter(|_| is_folder(&path.join(SNAPSHOTS)).unwrap_or(true)) {
+        Some(model) => model.snapshot(path.parent()).map(Some),
+        None => Ok(None),
+    }
 }
 
 /// Name of the model `ORG/NAME` to whose snapshot `path` leads; `None` for other folders.
@@ -121,30 +173,48 @@ pub fn name_of_snapshot(path: &Path) -> Option<String> {
     Some(model.strip_prefix(MODELS)?.replacen("--", "/", 1))
 }
 
-/// Error: the hub's cache on this machine lacks a model or its revision.
+/// Command that downloads the files which the snapshot `path` lacks; `None` for other folders.
+pub fn download_of_snapshot(path: &Path) -> Option<String> {
+    let repository = name_of_snapshot(path)?;
+    let revision = Some(path.file_name()?.to_str()?.to_owned());
+    Some(HubModel { repository, revision }.download())
+}
+
+/// Error: the hub's cache on this machine lacks a model or its revision, or may not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingSnapshot {
     model: HubModel,
     what: String,
+    /// Whether the cache may have the model, but cannot be read.
+    is_unread: bool,
 }
 
 impl MissingSnapshot {
-    /// Command that downloads the model into the cache.
-    pub fn command(&self) -> String {
-        let HubModel { repository, revision } = &self.model;
-        let revision =
-            revision.as_ref().map(|revision| format!(" --revision {}", quoted(revision)));
-        format!("hf download {}{}", quoted(repository), revision.unwrap_or_default())
+    /// Remedy, with the command that downloads a missing model.
+    pub fn help(&self) -> String {
+        match self.is_unread {
+            true => "check this folder and its permissions, or name another cache by HF_HUB_CACHE"
+                .into(),
+            false => format!(
+                "nothing is downloaded: run `{}`, or name a folder on this machine",
+                self.model.download()
+            ),
+        }
     }
 }
 
 impl fmt::Display for MissingSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "`{}` is neither a folder nor a model in the Hugging Face cache: {}",
-            self.model, self.what
-        )
+        let Self { model, what, is_unread } = self;
+        match is_unread {
+            true => {
+                write!(f, "the Hugging Face cache, looked up for `{model}`, cannot be read: {what}")
+            }
+            false => write!(
+                f,
+                "`{model}` is neither a folder nor a model in the Hugging Face cache: {what}"
+            ),
+        }
     }
 }
 
@@ -240,7 +310,12 @@ impl CachedModel {
         }
         let (name, folders) = parts.split_last().ok_or_else(leaves)?;
         let missing = |error: io::Error| match error.kind() {
-            ErrorKind::NotFound => refused("which is missing: download the model again"),
+            ErrorKind::NotFound => {
+                let snapshot = self.path.join(SNAPSHOTS).join(&self.commit);
+                let command = download_of_snapshot(&snapshot).map(|c| format!(" with `{c}`"));
+                let command = command.unwrap_or_default();
+                refused(&format!("which is missing: download the model again{command}"))
+            }
             _ => error,
         };
         let mut folder = None;
@@ -256,7 +331,6 @@ impl CachedModel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
     use std::io::Read;
     use std::os::unix::fs::symlink;
 
@@ -264,12 +338,13 @@ mod tests {
     fn cache() -> (tempfile::TempDir, PathBuf) {
         let cache = tempfile::tempdir().unwrap();
         let model = cache.path().join("models--Org--Model-1B");
-        for folder in ["blobs", "refs/pr", "snapshots/0123"] {
+        for folder in ["blobs", "refs/pr", "refs/refs/pr", "snapshots/0123"] {
             fs::create_dir_all(model.join(folder)).unwrap();
         }
         fs::write(model.join("blobs/abc"), "blob").unwrap();
         fs::write(model.join("refs/main"), "0123").unwrap();
         fs::write(model.join("refs/pr/1"), "0123\n").unwrap();
+        fs::write(model.join("refs/refs/pr/2"), "0123").unwrap();
         fs::write(model.join("refs/stale"), "9999").unwrap();
         fs::write(model.join("refs/outside"), "../../..").unwrap();
         (cache, model)
@@ -279,20 +354,27 @@ mod tests {
     fn a_name_leads_to_the_snapshot_of_its_revision() {
         let (cache, model) = cache();
         let at = |name: &str| HubModel::parse(name).unwrap().snapshot(Some(cache.path()));
-        for name in ["Org/Model-1B", "Org/Model-1B@main", "Org/Model-1B@pr/1", "Org/Model-1B@0123"]
-        {
-            assert_eq!(at(name).unwrap(), model.join("snapshots/0123"), "{name}");
+        for revision in ["", "@main", "@pr/1", "@refs/pr/2", "@0123"] {
+            let name = format!("Org/Model-1B{revision}");
+            assert_eq!(at(&name).unwrap(), model.join("snapshots/0123"), "{name}");
         }
+        fs::create_dir_all(cache.path().join("models--gpt2/snapshots/main")).unwrap();
+        assert_eq!(at("gpt2").unwrap(), cache.path().join("models--gpt2/snapshots/main"));
         for (name, command) in [
             ("Org/Other", "hf download Org/Other"),
             ("Org/Model-1B@stale", "hf download Org/Model-1B --revision stale"),
             ("Org/Model-1B@outside", "hf download Org/Model-1B --revision outside"),
             ("Org/Model-1B@v2", "hf download Org/Model-1B --revision v2"),
+            ("Org/Model-1B@refs/pr/9", "hf download Org/Model-1B --revision refs/pr/9"),
+            ("gpt2-xl", "hf download gpt2-xl"),
         ] {
-            assert_eq!(at(name).unwrap_err().command(), command);
+            let help = at(name).unwrap_err().help();
+            assert!(help.contains(&format!("run `{command}`,")), "{help}");
         }
-        for text in ["Model-1B", "a/b/c", "../b", "/a/b", "a/", "a/b@", "a/b@../c", "a b/c", "a/.b"]
-        {
+        for text in ["a/b/c", "../b", "/a/b", "a/", "a/b@", "a/b@../c", "a b/c", "a/.b", "a--b"] {
+            assert_eq!(HubModel::parse(text), None, "{text}");
+        }
+        for text in ["config.json", "a.ron", ".", "..", "", "models--Org--Model-1B"] {
             assert_eq!(HubModel::parse(text), None, "{text}");
         }
     }

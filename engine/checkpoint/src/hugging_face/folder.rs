@@ -8,7 +8,7 @@ use config::ModelConfig;
 use config::transformers::{MERGE, POINTER, adapter, other_form};
 use data::model_files::{check_pointer, unreadable};
 use files::foreign_text::{foreign, reason};
-use files::hub::ModelFolder;
+use files::hub::{ModelFolder, download_of_snapshot};
 use files::input;
 use files::json::Object;
 use half::{bf16, f16};
@@ -95,10 +95,13 @@ impl Folder {
             (false, true) => index(&small(&folder, path, INDEX)?)
                 .map_err(|why| FolderError::refused(&path.join(INDEX), why))?,
             (false, false) => {
-                let other = other_form(path).map_or_else(
-                    || " (other formats are not read)".to_owned(),
-                    |instead| format!(", and {instead}"),
-                );
+                let other = match (other_form(path), download_of_snapshot(path)) {
+                    (Some(instead), _) => format!(", and {instead}"),
+                    (None, Some(command)) => {
+                        format!(": the download of the model is not complete: run `{command}`")
+                    }
+                    (None, None) => " (other formats are not read)".to_owned(),
+                };
                 let why = format!("it has neither {WHOLE} nor {INDEX}{other}");
                 return Err(FolderError::refused(path, why));
             }

@@ -4,7 +4,7 @@ mod conversation;
 mod turns;
 
 use super::checkpoint::{ChoiceArgs, run_of};
-use super::{CommandError, Failable, code, data, print, say, seen};
+use super::{CommandError, Failable, code, data, print, say, seen, text_for_config};
 use crate::generate::{
     ComputeDevice, End, GenerateError, ModelSource, Piece, Sampling, StopCondition, WeightSource,
     default_prompt, generate, next_logits,
@@ -195,7 +195,7 @@ fn config_of(folder: &Path) -> Result<LoadedConfig, CommandError> {
     let format = if folder.join(TOKENIZER).is_file() { "Auto" } else { "U32" };
     let text = format!(
         "(model: (from: {:?}), data: (format: {format}), train: (steps: 1))",
-        absolute.display().to_string()
+        text_for_config(&absolute)?
     );
     load_str(&text, &folder.shown().to_string(), Path::new(""), &[]).fail_with(code::CONFIG)
 }

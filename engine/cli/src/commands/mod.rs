@@ -194,7 +194,7 @@ impl BoxArg {
         let mut config = config.clone();
         if let Some(named) = &self.on {
             let found = find_box(named, &config.config).fail_with(code::CONFIG)?;
-            config.sets.push(format!("{BOX}{}", found.display()));
+            config.sets.push(format!("{BOX}{}", text_for_config(&found)?));
         }
         Ok(config)
     }
@@ -271,6 +271,16 @@ fn check_built(loaded: &LoadedConfig, machine: &LocalMachine) -> Result<(), Comm
 /// Ends the command with the exit code [`code::DOES_NOT_FIT`] if the model does not fit.
 fn fit_result(fits: bool) -> Result<(), CommandError> {
     if fits { Ok(()) } else { Err(CommandError::silent(code::DOES_NOT_FIT)) }
+}
+
+/// Text of a path for a config, which can hold no path that is not UTF-8.
+fn text_for_config(path: &Path) -> Result<&str, CommandError> {
+    path.to_str().ok_or_else(|| {
+        let remedy = "rename it, or name a link to it";
+        let why =
+            format!("{}: a config cannot hold a path that is not UTF-8: {remedy}", path.shown());
+        CommandError::new(code::CONFIG, why)
+    })
 }
 
 /// Refuses, before the work, a file that a result may not replace, or that cannot be written.

@@ -173,6 +173,19 @@ pub(crate) fn has_strace() -> bool {
     works
 }
 
+/// A command in which root can read no more than another user.
+pub(crate) fn without_roots_rights(command: &Command) -> Command {
+    let rights = "-dac_override,-dac_read_search";
+    let mut without = Command::new("setpriv");
+    without.args([format!("--bounding-set={rights}"), format!("--inh-caps={rights}")]);
+    without.arg(command.get_program()).args(command.get_args());
+    without.current_dir(command.get_current_dir().unwrap());
+    for (key, value) in command.get_envs() {
+        without.env(key, value.unwrap());
+    }
+    without
+}
+
 /// Result of a process.
 #[derive(Debug)]
 pub(crate) struct CommandOutput {

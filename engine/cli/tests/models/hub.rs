@@ -4,16 +4,20 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use super::folders::model::model;
-use crate::common::{CommandOutput, Folder};
-use std::fs;
-use std::os::unix::fs::symlink;
+use super::folders::model::{cut, model};
+use crate::common::{CommandOutput, Folder, without_roots_rights};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 const MODEL: &str = "hub/models--Org--Chat-Tiny";
 
 /// A folder with the model `m`, and the same files in a cache as `hf download` leaves them.
 fn cached() -> Folder {
-    let folder = model("chat");
+    in_cache(model("chat"))
+}
+
+/// The files of the folder `m` in a cache, too.
+fn in_cache(folder: Folder) -> Folder {
     for name in ["blobs", "refs", "snapshots/0a1b"] {
         fs::create_dir_all(folder.path(MODEL).join(name)).unwrap();
     }
@@ -72,17 +76,25 @@ fn the_cache_is_found_by_each_variable() {
     fs::create_dir_all(folder.path("home/.cache/huggingface")).unwrap();
     symlink(folder.path("hub"), folder.path("home/.cache/huggingface/hub")).unwrap();
     let home = folder.path("home");
-    for (variable, value) in [
-        ("HF_HOME", home.join(".cache/huggingface")),
-        ("XDG_CACHE_HOME", home.join(".cache")),
-        ("HOME", home.clone()),
+    let (hub, nowhere) = (folder.path("hub"), folder.path("nowhere"));
+    // The order and `~` are those of huggingface_hub 2.4 (constants.py).
+    for variables in [
+        vec![("HF_HOME", home.join(".cache/huggingface"))],
+        vec![("XDG_CACHE_HOME", home.join(".cache"))],
+        vec![("HOME", home.clone())],
+        vec![("HUGGINGFACE_HUB_CACHE", hub.clone()), ("HF_HOME", nowhere.clone())],
+        vec![("HF_HUB_CACHE", hub), ("HUGGINGFACE_HUB_CACHE", nowhere)],
+        vec![("HF_HUB_CACHE", "~/.cache/huggingface/hub".into()), ("HOME", home.clone())],
+        vec![("HUGGINGFACE_HUB_CACHE", "~/.cache/huggingface/hub".into()), ("HOME", home.clone())],
+        vec![("HF_HOME", "~/.cache/huggingface".into()), ("HOME", home.clone())],
+        vec![("XDG_CACHE_HOME", "~/.cache".into()), ("HOME", home)],
     ] {
         let set = "model.from=\"Org/Chat-Tiny\"";
         let mut command = folder.command(&["config", "check", "a.ron", "--set", set]);
-        for other in ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"] {
+        for other in ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"] {
             command.env_remove(other);
         }
-        command.env(variable, value);
+        command.envs(variables);
         Folder::done(command).ok();
     }
 }
@@ -93,6 +105,8 @@ fn a_model_that_is_not_cached_is_refused_with_the_command_that_downloads_it() {
     for (from, command) in [
         ("Org/Other", "run `hf download Org/Other`"),
         ("Org/Chat-Tiny@v2", "run `hf download Org/Chat-Tiny --revision v2`"),
+        ("Org/Chat-Tiny@refs/pr/2", "run `hf download Org/Chat-Tiny --revision refs/pr/2`"),
+        ("gpt2", "run `hf download gpt2`"),
     ] {
         train(&folder, from, "run").refused(78, &["model.from", from, command]);
         let mut plan = folder.command(&["plan", "--model", from, "--box", "h100-256gib"]);
@@ -120,4 +134,79 @@ fn a_link_that_leaves_the_model_and_a_missing_blob_are_refused() {
         }
         assert!(!folder.path("run").exists(), "{name}");
     }
+}
+
+#[test]
+fn a_name_without_an_organisation_and_a_pull_request_are_found() {
+    let folder = cached();
+    train(&folder, "m", "plain").ok();
+    // `hf download --revision refs/pr/1` leaves the file refs/refs/pr/1.
+    fs::create_dir_all(folder.path(MODEL).join("refs/refs/pr")).unwrap();
+    fs::write(folder.path(MODEL).join("refs/refs/pr/1"), "0a1b").unwrap();
+    train(&folder, "Org/Chat-Tiny@refs/pr/1", "request").ok();
+    fs::rename(folder.path(MODEL), folder.path("hub/models--chat-tiny")).unwrap();
+    train(&folder, "chat-tiny", "short").ok();
+    let mut plan = folder.command(&["plan", "--model", "chat-tiny", "--box", "h100-256gib"]);
+    plan.env("HF_HUB_CACHE", folder.path("hub"));
+    let said = Folder::done(plan).ok().stdout;
+    assert!(said.contains("chat-tiny: Llama family"), "{said}");
+    // A folder of this name is there: it is the model.
+    fs::rename(folder.path("m"), folder.path("chat-tiny")).unwrap();
+    fs::remove_dir_all(folder.path("hub")).unwrap();
+    train(&folder, "chat-tiny", "folder").ok();
+    for run in ["request", "short", "folder"] {
+        assert_eq!(folder.hash(run), folder.hash("plain"), "{run}");
+    }
+}
+
+#[test]
+fn a_snapshot_without_a_part_is_refused_with_the_command_that_downloads_it() {
+    let command = "run `hf download Org/Chat-Tiny --revision 0a1b`";
+    let lacks = |folder: &Folder, name: &str, code: i32| {
+        fs::remove_file(snapshot(folder, name)).unwrap();
+        for from in ["Org/Chat-Tiny", MODEL] {
+            train(folder, from, "run").refused(code, &["model.from", name, command]);
+        }
+        assert!(!folder.path("run").exists(), "{name}");
+    };
+    lacks(&cached(), "config.json", 78);
+    lacks(&cached(), "model.safetensors", 66);
+    let parts = || {
+        let folder = model("chat");
+        cut(&folder, &[]);
+        in_cache(folder)
+    };
+    // The index names both shards.
+    lacks(&parts(), "model-00002-of-00002.safetensors", 66);
+    lacks(&parts(), "model.safetensors.index.json", 66);
+    // A download that has only begun: no branch names its commit.
+    let folder = cached();
+    fs::remove_file(folder.path(MODEL).join("refs/main")).unwrap();
+    train(&folder, MODEL, "run").refused(78, &["model.from", "run `hf download Org/Chat-Tiny`"]);
+}
+
+#[test]
+fn a_cache_that_may_not_be_read_is_no_missing_model() {
+    let folder = cached();
+    let set = "model.from=\"Org/Chat-Tiny\"";
+    let locked = ["", "/models--Org--Chat-Tiny/refs/main", "/models--Org--Chat-Tiny/snapshots"];
+    let config = "/models--Org--Chat-Tiny/blobs/b-config.json";
+    for name in locked.into_iter().chain([config]) {
+        let path = folder.path(&format!("hub{name}"));
+        let before = fs::metadata(&path).unwrap().permissions();
+        fs::set_permissions(&path, Permissions::from_mode(0o000)).unwrap();
+        let mut command = folder.command(&["config", "check", "a.ron", "--set", set]);
+        command.env("HF_HUB_CACHE", folder.path("hub"));
+        let is_root = rustix::process::geteuid().is_root();
+        let command = if is_root { without_roots_rights(&command) } else { command };
+        let said = Folder::done(command);
+        fs::set_permissions(&path, before).unwrap();
+        let said = said.refused(78, &["model.from", "Permission denied", "permissions"]);
+        assert!(!said.stderr.contains("hf download"), "{name}: {}", said.stderr);
+    }
+    // What is no folder cannot be read either.
+    fs::write(folder.path("file"), "").unwrap();
+    let mut command = folder.command(&["plan", "--model", "Org/X", "--box", "h100-256gib"]);
+    command.env("HF_HUB_CACHE", folder.path("file"));
+    Folder::done(command).refused(78, &["cannot be read", "Not a directory", "HF_HUB_CACHE"]);
 }

@@ -92,11 +92,25 @@ fn words_of_other_tools_are_answered() {
     told("num_train_epochs=3", "write `--set train.epochs=3`");
     told("optimizer.clip=0", "`None` switches it off");
     told("optimizer.kind=AdamW8bit", "`offload.moments: Bf16`");
+    told("optim=adamw_bnb_8bit", "onebox has no 8-bit moments");
+    told("lr_scheduler_type=cosine", "ends at 0, here at `schedule.min_lr`");
+    told("max_steps=-1", "`train.steps`: leave it out, and set `train.epochs`");
+    told("val_size=500", "`data.validation_fraction`: it is a share of `data.train`");
+    // A proposed value is taken.
+    told("eval_steps=2e0", "write `--set train.eval_every=2`");
+    folder.onebox(&["config", "check", "chat.ron", "--set", "train.eval_every=2"]).ok();
     let yaml = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\n";
-    std::fs::write(folder.path("axolotl.yml"), yaml).unwrap();
-    folder
-        .onebox(&["train", "axolotl.yml"])
-        .refused(78, &["YAML", "`sequence_len` is `model.seq_len`"]);
+    for (file, more, said) in [
+        ("axolotl.yml", "", "`sequence_len` is `model.seq_len`"),
+        ("axolotl.yml", "adapter: qlora\nlora_r: 16\n", "onebox has no LoRA"),
+        ("axolotl.yml", "rl: dpo\n", "onebox has no preference or reinforcement learning"),
+        ("factory.yaml", "stage: dpo\n", "onebox has no preference or reinforcement learning"),
+        ("factory.yaml", "finetuning_type: lora\n", "onebox has no LoRA"),
+    ] {
+        std::fs::write(folder.path(file), format!("{yaml}{more}")).unwrap();
+        let said_all = folder.onebox(&["train", file]).refused(78, &["YAML", said]);
+        assert_eq!(said_all.stderr.contains("onebox has no"), !more.is_empty());
+    }
     let shown =
         folder.onebox(&["config", "show", "chat.ron", "--set", "precision=bf16"]).ok().stdout;
     assert!(

@@ -4,6 +4,10 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use crate::common::{Folder, with_chats};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::symlink;
+use std::process::Command;
 
 fn model() -> String {
     format!("{}/../../tests/fixtures/hf-chat-tiny", env!("CARGO_MANIFEST_DIR"))
@@ -106,4 +110,75 @@ fn a_model_that_does_not_fit_leaves_no_config() {
     assert!(said.stdout.contains("\nno: "), "{}", said.stdout);
     assert!(said.stderr.contains("my.ron: not written"), "{}", said.stderr);
     assert!(!folder.path("my.ron").exists());
+}
+
+#[test]
+fn a_length_in_epochs_or_steps_is_that_of_the_written_config() {
+    let (folder, model) = (with_chats(), model());
+    for (set, written) in [
+        ("train.epochs=3", "train: (epochs: 3.0),"),
+        ("train=(epochs: 0.5)", "train: (epochs: 0.5),"),
+        ("train.epochs=None", "train: (epochs: 1),"),
+        ("train.steps=50", "train: (steps: 50),"),
+    ] {
+        let args = plan(&model, &["--write", "my.ron", "--data", "chats.jsonl", "--set", set]);
+        folder.onebox(&args).ok();
+        let text = folder.read("my.ron");
+        assert!(text.contains(written), "{set}: {text}");
+        folder.onebox(&["config", "check", "my.ron"]).ok();
+        std::fs::remove_file(folder.path("my.ron")).unwrap();
+    }
+    // Without a file to write, too.
+    let said = folder.onebox(&plan(&model, &["--set", "train.epochs=3"])).ok().stdout;
+    assert!(said.contains("--set train.epochs=3"), "{said}");
+    let both = ["--write", "my.ron", "--set", "train.epochs=3", "--set", "train.steps=50"];
+    folder.onebox(&plan(&model, &both)).refused(78, &["a run has steps or epochs, not both"]);
+    assert!(!folder.path("my.ron").exists());
+}
+
+/// Paths of a Unix system that are no text, on the command line of `plan` and `train`.
+#[test]
+fn a_path_that_is_not_utf8_is_used_or_refused_in_words() {
+    let (folder, model) = (with_chats(), model());
+    let named = |start: &str, end: &str| {
+        OsString::from_vec([start.as_bytes(), b"\xff", end.as_bytes()].concat())
+    };
+    let at = |name: &OsString| folder.path("").join(name);
+    let run = |args: &[&str], path: &OsString, more: &[&str]| {
+        let mut command = folder.command(args);
+        command.arg(path).args(more);
+        Folder::done(command)
+    };
+    let (hf, chats, box_ron) = (named("hf", ""), named("chats", ".jsonl"), named("box", ".ron"));
+    std::fs::create_dir(at(&hf)).unwrap();
+    std::fs::copy(format!("{model}/config.json"), at(&hf).join("config.json")).unwrap();
+    std::fs::copy(folder.path("chats.jsonl"), at(&chats)).unwrap();
+    let boxes = format!("{}/../../configs/boxes", env!("CARGO_MANIFEST_DIR"));
+    std::fs::copy(format!("{boxes}/h100-128gib.ron"), at(&box_ron)).unwrap();
+    let refused = ["\u{fffd}", "a config cannot hold a path that is not UTF-8: rename it"];
+    run(&["plan", "--box", "h100-128gib", "--model"], &hf, &[]).refused(78, &refused);
+    run(&["plan", "tiny.ron", "--box"], &box_ron, &[]).refused(78, &refused);
+    run(&["train", "tiny.ron", "--dry-run", "--set"], &chats, &[]).refused(2, &["UTF-8"]);
+    let args = plan(&model, &["--write", "my.ron", "--data"]);
+    run(&args, &chats, &[]).refused(78, &refused);
+    assert!(!folder.path("my.ron").exists());
+    // The paths in a config are relative to its folder.
+    std::fs::copy(folder.path("tiny.ron"), at(&hf).join("tiny.ron")).unwrap();
+    let mut inside = hf.clone();
+    inside.push("/tiny.ron");
+    run(&["train"], &inside, &["--dry-run"]).refused(78, &["directory is not UTF-8"]);
+    // A config and a directory of a run may have any name.
+    let tiny = named("tiny", ".ron");
+    std::fs::copy(folder.path("tiny.ron"), at(&tiny)).unwrap();
+    run(&["plan"], &tiny, &[]).ok();
+    run(&["train", "-q", "--run-dir", "run"], &tiny, &[]).ok();
+    let done = run(&["train", "tiny.ron", "--run-dir"], &named("run", ""), &[]).ok();
+    assert!(done.stderr.contains("next, try:"), "{}", done.stderr);
+    // So may the program.
+    let program = at(&named("onebox", ""));
+    symlink(env!("CARGO_BIN_EXE_onebox"), &program).unwrap();
+    let mut command = Command::new(&program);
+    command.args(["train", "tiny.ron", "--run-dir", "other"]).current_dir(folder.path(""));
+    let done = Folder::done(command).ok();
+    assert!(done.stderr.contains("next, try:"), "{}", done.stderr);
 }

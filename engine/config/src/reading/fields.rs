@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use files::foreign_text::foreign;
-use files::hub::{self, HubModel};
+use files::hub::{self, HubModel, MissingSnapshot};
 use files::names::is_there;
 
 use super::{
@@ -219,19 +219,14 @@ fn model_path(reader: &ConfigReader, node: &Node) -> ParseResult<String> {
     if reader.stored {
         return Ok(path);
     }
+    let missing = |why: MissingSnapshot| Complaint { message: why.to_string(), help: why.help() };
     if is_there(Path::new(&path)) {
-        let newest = hub::newest_snapshot(Path::new(&path));
+        let newest = hub::newest_snapshot(Path::new(&path)).map_err(missing)?;
         return Ok(newest.map_or(path, |newest| newest.display().to_string()));
     }
     let name = reader.item(node).string()?;
     let Some(model) = HubModel::parse(&name) else { return Ok(path) };
-    let snapshot = model.snapshot(hub::cache_folder().as_deref()).map_err(|missing| Complaint {
-        message: missing.to_string(),
-        help: format!(
-            "nothing is downloaded: run `{}`, or name a folder on this machine",
-            missing.command()
-        ),
-    })?;
+    let snapshot = model.snapshot(hub::cache_folder().as_deref()).map_err(missing)?;
     Ok(snapshot.display().to_string())
 }
 

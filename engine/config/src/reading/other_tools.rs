@@ -1,6 +1,8 @@
 //! Answers to keys of other tools: the key here, with the value if it can be converted, or the
 //! reason why there is none.
 
+use super::{quoted as text_of, ticked, value_answer};
+use crate::keys::refusal;
 use files::foreign_text::foreign;
 use files::shell::quoted;
 
@@ -9,6 +11,31 @@ const TABLE: &str = include_str!("other_tools.txt");
 
 /// Most keys of a file of another tool that a message answers.
 const ANSWERED: usize = 12;
+/// Most reasons in the answer to a file of another tool.
+const REASONS: usize = 6;
+
+/// Beginning of a sentence that says why there is no such key.
+const HAS_NO: &str = "onebox has no ";
+/// Values that leave a key of another tool unset, or leave the choice to the tool.
+const UNSET: [&str; 5] = ["", "null", "none", "auto", "~"];
+
+/// Keys of other tools whose values name a method of training.
+const METHODS: [&str; 6] =
+    ["adapter", "finetuning_type", "rl", "stage", "train_type", "tuner_type"];
+/// Methods that train an adapter, and a key of their row.
+const ADAPTERS: (&[&str], &str) =
+    (&["lora", "qlora", "dora", "adalora", "rslora", "longlora", "oft"], "lora_r");
+/// Methods that learn from preferences or rewards, and a key of their row.
+const PREFERENCES: (&[&str], &str) = (
+    &["dpo", "ipo", "kto", "orpo", "simpo", "cpo", "bco", "grpo", "gdpo", "ppo", "rm", "rlhf"],
+    "dpo_beta",
+);
+
+/// Curves that end at 0 in other tools.
+const TO_0: [&str; 4] = ["cosine", "linear", "warmup_stable_decay", "wsd"];
+/// What differs for these curves.
+const OTHER_END: &str = "; there the rate ends at 0, here at `schedule.min_lr`, which is a tenth of `optimizer.lr` by default: \
+                         set it to 0 for the same curve";
 
 /// Value of an unknown key, and the place where it stands.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,15 +55,20 @@ struct Row {
     /// Their values with the values here: `true>Block false>None`.
     values: &'static str,
     sentence: &'static str,
+    /// What to do if the key here does not take their value.
+    refused: &'static str,
 }
 
 impl Row {
     /// Reads a line; `None` for comments.
     fn of(line: &'static str) -> Option<Self> {
         let (names, answer) = line.split_once(" = ").filter(|_| !line.starts_with('#'))?;
-        let row = Self { names, key: "", values: "", sentence: "" };
+        let row = Self { names, key: "", values: "", sentence: "", refused: "" };
         if let Some(sentence) = answer.strip_prefix("- ") {
             return Some(Self { sentence, ..row });
+        }
+        if let Some((key, refused)) = answer.split_once(" | ") {
+            return Some(Self { key, refused, ..row });
         }
         if let Some((key, sentence)) = answer.split_once(": ") {
             return Some(Self { key, sentence, ..row });
@@ -45,14 +77,15 @@ impl Row {
         Some(Self { key, values: values.trim_matches(['{', '}']), ..row })
     }
 
-    /// Value here for their value `text`.
-    fn converted(self, text: &str) -> Option<&str> {
-        if self.values.is_empty() {
-            return (!text.is_empty()).then_some(text);
-        }
+    /// Their values with the values here.
+    fn pairs(self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.values.split(' ').filter_map(|pair| pair.split_once('>'))
+    }
+
+    /// Value here for their value `text`, if the table has it.
+    fn converted(self, text: &str) -> Option<&'static str> {
         let theirs = normalized(text.trim_matches('"'));
-        let mut pairs = self.values.split(' ').filter_map(|pair| pair.split_once('>'));
-        pairs.find(|(name, _)| *name == theirs).map(|(_, ours)| ours)
+        self.pairs().find(|(name, _)| *name == theirs).map(|(_, ours)| ours)
     }
 }
 
@@ -71,9 +104,33 @@ fn row(name: &str) -> Option<Row> {
     rows().find(|row| row.names.split(' ').any(|known| known == name))
 }
 
+/// Row of the method of training for which the key `name` of another tool asks by `value`.
+fn method(name: &str, value: &str) -> Option<Row> {
+    let is_method = METHODS.contains(&normalized(name).as_str());
+    let value = normalized(value.trim_matches('"'));
+    let all = [ADAPTERS, PREFERENCES];
+    let asked = all.into_iter().find(|(values, _)| is_method && values.contains(&value.as_str()));
+    row(asked?.1)
+}
+
+/// Value that the key `key` takes for the value `text` of another tool; else what to do.
+fn proposed(key: &str, text: &str) -> Result<String, String> {
+    let refused = |value: &str| refusal(key, &written(key, value, false));
+    let Some(help) = refused(text) else { return Ok(text.to_owned()) };
+    let bare = text.trim_matches('"');
+    if UNSET.contains(&bare.to_lowercase().as_str()) {
+        return Err("leave it out for its default".into());
+    }
+    let number = bare.parse::<f64>().ok().filter(|number| number.fract() == 0.0);
+    let whole = number.filter(|number| (0.0..1e15).contains(number));
+    let whole = whole.map(|number| (number as u64).to_string());
+    let others = [Some(bare.to_owned()), Some(bare.to_lowercase()), whole, Some(text_of(bare))];
+    others.into_iter().flatten().find(|value| refused(value).is_none()).ok_or(help)
+}
+
 /// Answer to the key `name` of another tool in a config; `None` if the table lacks it.
 pub(crate) fn answer(name: &str, value: GivenValue<'_>) -> Option<String> {
-    let row = row(name)?;
+    let row = method(name, value.text).or_else(|| row(name))?;
     let plain = row.sentence.replace("{}", if value.text.is_empty() { "N" } else { value.text });
     if row.key.is_empty() {
         return Some(plain);
@@ -82,18 +139,27 @@ pub(crate) fn answer(name: &str, value: GivenValue<'_>) -> Option<String> {
     if !plain.is_empty() {
         return Some(format!("{here}: {plain}"));
     }
-    Some(match (row.converted(value.text), row.values) {
-        (Some(text), _) => {
-            format!("{here}: write `{}`", foreign(written(row.key, text, value.is_set)))
-        }
-        (None, "") => here,
-        (None, values) => {
-            let ours = values.split(' ').filter_map(|pair| pair.split_once('>'));
-            let mut ours: Vec<&str> = ours.map(|(_, ours)| ours).collect();
-            ours.sort_unstable();
-            ours.dedup();
-            format!("{here}, with values such as {}", super::ticked(&ours))
-        }
+    let write =
+        |ours: &str| format!("{here}: write `{}`", foreign(written(row.key, ours, value.is_set)));
+    if row.values.is_empty() {
+        return Some(match proposed(row.key, value.text) {
+            _ if value.text.is_empty() => here,
+            Ok(ours) => write(&ours),
+            Err(_) if !row.refused.is_empty() => format!("{here}: {}", row.refused),
+            Err(help) => format!("{here}: {help}"),
+        });
+    }
+    let theirs = normalized(value.text.trim_matches('"'));
+    if let Some(ours) = row.converted(&theirs) {
+        let is_other = row.key == "schedule.kind" && TO_0.contains(&theirs.as_str());
+        return Some(write(ours) + if is_other { OTHER_END } else { "" });
+    }
+    let mut ours: Vec<&str> = row.pairs().map(|(_, ours)| ours).collect();
+    ours.sort_unstable();
+    ours.dedup();
+    Some(match value_answer(&theirs, ours.iter().copied()) {
+        Some(answer) => format!("{here}: {answer}"),
+        None => format!("{here}, with values such as {}", ticked(&ours)),
     })
 }
 
@@ -112,20 +178,40 @@ fn written(key: &str, value: &str, is_set: bool) -> String {
     }
 }
 
-/// Keys of onebox for the keys of a file of another tool, such as YAML or JSON, in the order of the
-/// file; empty if the file has none that the table knows.
+/// Value in a line of YAML, JSON or TOML, without a comment, a comma and quotes.
+fn value_of_line(text: &str) -> &str {
+    let text = text.split(" #").next().unwrap_or_default().trim().trim_end_matches(',');
+    text.trim().trim_matches(['"', '\''])
+}
+
+/// Reasons why onebox lacks what a file of another tool, such as YAML or JSON, asks for, and keys of
+/// onebox for its keys, in the order of the file; empty if the table knows none.
 pub(crate) fn translation(text: &str) -> String {
-    let mut found: Vec<String> = Vec::new();
+    const OFF: [&str; 5] = ["false", "0", "1", "[]", "{}"];
+    let (mut reasons, mut found): (Vec<&str>, Vec<String>) = (Vec::new(), Vec::new());
     let lines = text.lines().filter_map(|line| line.trim().split_once([':', '=']));
-    for (name, _) in lines {
+    for (name, value) in lines {
         let name = normalized(name.trim().trim_matches(['"', '\'']));
-        let Some(Row { key, .. }) = row(&name).filter(|row| !row.key.is_empty()) else { continue };
-        let pair = format!("`{name}` is `{key}`");
+        let value = value_of_line(value).to_lowercase();
+        let Some(row) = method(&name, &value).or_else(|| row(&name)) else { continue };
+        if row.key.is_empty() {
+            let is_off = UNSET.contains(&value.as_str()) || OFF.contains(&value.as_str());
+            let is_reason = !is_off && row.sentence.starts_with(HAS_NO);
+            if is_reason && reasons.len() < REASONS && !reasons.contains(&row.sentence) {
+                reasons.push(row.sentence);
+            }
+            continue;
+        }
+        let pair = format!("`{name}` is `{}`", row.key);
         if found.len() < ANSWERED && !found.contains(&pair) {
             found.push(pair);
         }
     }
-    if found.is_empty() { String::new() } else { format!(". Here {}", found.join(", ")) }
+    let mut out: String = reasons.iter().map(|reason| format!(". {reason}")).collect();
+    if !found.is_empty() {
+        out += &format!(". Here {}", found.join(", "));
+    }
+    out
 }
 
 #[cfg(test)]
@@ -155,7 +241,8 @@ mod tests {
         let mut count = 0;
         for row in rows() {
             let key = Some(row.key).filter(|key| !key.is_empty());
-            for key in key.into_iter().chain(keys_named(row.sentence)) {
+            let named = keys_named(row.sentence).into_iter().chain(keys_named(row.refused));
+            for key in key.into_iter().chain(named) {
                 let exists = known.iter().any(|known| known == key);
                 assert!(exists, "{}: `{key}`", row.names);
                 count += 1;
@@ -184,7 +271,7 @@ mod tests {
     #[test]
     fn every_converted_value_is_read() {
         for row in rows() {
-            for (theirs, ours) in row.values.split(' ').filter_map(|pair| pair.split_once('>')) {
+            for (theirs, ours) in row.pairs() {
                 assert_eq!(row.converted(theirs), Some(ours));
                 let set = format!("{}={ours}", row.key);
                 // Rules between keys may refuse the value in this small config.
@@ -192,6 +279,25 @@ mod tests {
                 assert!(!why.contains("expected") && !why.contains("unknown key"), "{set}: {why}");
             }
         }
+    }
+
+    /// What an answer proposes for a value is one that the key takes, whatever their value is.
+    #[test]
+    fn every_proposed_value_is_read() {
+        let mut count = 0;
+        let is_plain = |row: &Row| row.values.is_empty() && row.sentence.is_empty();
+        for Row { key, .. } in rows().filter(|row| !row.key.is_empty() && is_plain(row)) {
+            for text in ["5e8", "-1", "500", "0", "0.1", "True", "\"8\"", "\"auto\"", "null", "x"] {
+                let Ok(ours) = proposed(key, text) else { continue };
+                let set = format!("{key}={ours}");
+                let why = loaded(LEAST, &[&set]).map_or_else(|e| e.to_string(), |_| String::new());
+                for wrong in ["expected", "unknown key", "must be a number", "must be a whole"] {
+                    assert!(!why.contains(wrong), "{set}: {why}");
+                }
+                count += 1;
+            }
+        }
+        assert!(count > 100, "{count}");
     }
 
     #[test]
@@ -212,7 +318,27 @@ mod tests {
             ),
             ("gradient_checkpointing", "true", "write `recompute: Block`"),
             ("lr_scheduler_type", "\"constant_with_warmup\"", "write `schedule: (kind: Constant)`"),
-            ("lr_scheduler_type", "\"polynomial\"", "with values such as `Constant`, `Cosine`"),
+            ("lr_scheduler_type", "\"polynomial\"", "onebox does not have this curve"),
+            ("lr_scheduler_type", "\"x\"", "with values such as `Constant`, `Cosine`"),
+            ("lr_scheduler_type", "\"cosine\"", "write `schedule: (kind: Cosine)`; there the rate"),
+            ("lr_scheduler_type", "\"cosine\"", "ends at 0, here at `schedule.min_lr`"),
+            ("reduce_bucket_size", "5e8", "write `offload: (bucket_elements: 500000000)`"),
+            ("train_batch_size", "\"auto\"", "`batch.global`: leave it out for its default"),
+            ("save_steps", "0.1", "`train.checkpoint_every`: write a whole number from 0"),
+            ("max_steps", "-1", "`train.steps`: leave it out, and set `train.epochs`"),
+            ("max_steps", "100", "write `train: (steps: 100)`"),
+            ("val_size", "500", "above 0 and at most 0.5: for a number of rows"),
+            ("val_size", "0.1", "write `data: (validation_fraction: 0.1)`"),
+            ("max_grad_norm", "0", "`None` switches it off"),
+            ("tie_word_embeddings", "True", "write `model: (tied: true)`"),
+            ("optim", "\"adamw_bnb_8bit\"", "onebox has no 8-bit moments"),
+            ("optim", "\"paged_adamw_8bit\"", "onebox has no 8-bit moments"),
+            ("optim", "\"adamw_torch_fused\"", "write `optimizer: (kind: AdamW)`"),
+            ("optim", "\"adafactor\"", "onebox does not have this optimizer"),
+            ("optim", "\"lion_8bit\"", "onebox does not have this optimizer"),
+            ("finetuning_type", "\"lora\"", "onebox has no LoRA"),
+            ("finetuning_type", "\"full\"", "leave it out"),
+            ("rl", "\"dpo\"", "onebox has no preference"),
             ("rope_theta", "5e5", "write `model: (rope: (theta: 5e5))`"),
             ("gradient_accumulation_steps", "8", "8 x `batch.micro` x `parallel.data`"),
             ("warmup_ratio", "0.03", "0.03 x `train.steps`"),
@@ -236,8 +362,16 @@ mod tests {
     fn a_file_of_another_tool_is_translated() {
         let yaml =
             "base_model: Qwen/Qwen3-8B\nnum_epochs: 3\nx: 1\nadapter: lora\n  - sequence_len: 2\n";
+        let lora = ". onebox has no LoRA: it trains all parameters (docs/faq.md names other tools)";
         let said = ". Here `base_model` is `model.from`, `num_epochs` is `train.epochs`";
-        assert_eq!(translation(yaml), said);
+        assert_eq!(translation(yaml), format!("{lora}{said}"));
+        assert_eq!(translation("finetuning_type: lora  # or full\nlora_rank: 8\n"), lora);
+        for asked in ["stage: dpo", "rl: 'kto'", "  \"stage\": \"rm\",", "dpo_beta = 0.1"] {
+            assert!(translation(asked).starts_with(". onebox has no preference"), "{asked}");
+        }
+        for none in ["adapter:", "lora_r: ", "load_in_8bit: false", "stage: sft", "rl: null"] {
+            assert_eq!(translation(none), "", "{none}");
+        }
         assert_eq!(
             translation("{\n  \"train_batch_size\": 8\n}"),
             ". Here `train_batch_size` is `batch.global`"

@@ -2,6 +2,7 @@
 //! a model.
 
 use files::foreign_text::foreign;
+use files::hub::download_of_snapshot;
 use files::input;
 use files::names::is_there;
 use files::shell::{python_text, quoted};
@@ -124,7 +125,11 @@ const FORMS: [Form; 7] = [
     Form {
         shows: |name| name.starts_with("model-") && name.ends_with(".safetensors"),
         what: "is a part of the weights, and the index that names all parts is not there",
-        remedy: |_, _, _| "get model.safetensors.index.json, too".into(),
+        remedy: |folder, _, _| {
+            let command = download_of_snapshot(Path::new(folder));
+            let command = command.map(|command| format!(": run `{command}`")).unwrap_or_default();
+            format!("get model.safetensors.index.json, too{command}")
+        },
     },
     Form {
         shows: |name| {

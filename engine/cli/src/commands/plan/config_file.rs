@@ -90,7 +90,8 @@ impl ConfigFile<'_> {
     /// The planned config on GPUs instead of a box, with the settings that the text gets.
     fn loaded(&self) -> Result<LoadedConfig, CommandError> {
         let from = text_of(&self.folder);
-        let text = format!("(model: (from: {from}, weights: Random), train: (steps: 1))");
+        let length = length(self.sets, 1);
+        let text = format!("(model: (from: {from}, weights: Random), {length})");
         let sets = self.sets.iter().filter(|set| !set.starts_with("device")).cloned();
         let sets: Vec<String> = sets.chain(["device=Cuda".into()]).collect();
         load_str(&text, "the planned config", Path::new(""), &sets).fail_with(code::CONFIG)
@@ -132,6 +133,7 @@ impl ConfigFile<'_> {
             "Where the parameters and the states of the optimizer are, and when the update runs.";
         section(comment, "offload", take(&mut settings, "offload"));
         let mut train = take(&mut settings, "train");
+        train.retain(|key| key != "epochs: None");
         if !train.iter().any(|key| key.starts_with("steps:") || key.starts_with("epochs:")) {
             train.insert(0, "epochs: 1".into());
         }
@@ -203,6 +205,22 @@ impl ConfigFile<'_> {
         }
         let why = format!("the config to write is not the planned one:\n{text}");
         Err(CommandError::new(code::INTERNAL, why))
+    }
+}
+
+/// Section `train` for a config of a model. Its length is `steps`, or epochs if `sets` have them: a run
+/// has only one of the two.
+pub(super) fn length(sets: &[String], steps: u64) -> String {
+    let is_epochs = |set: &String| {
+        set.split_once('=').is_some_and(|(key, value)| match key.trim() {
+            "train.epochs" => !value.trim().eq_ignore_ascii_case("none"),
+            "train" => value.contains("epochs"),
+            _ => false,
+        })
+    };
+    match sets.iter().any(is_epochs) {
+        true => "train: (epochs: 1)".into(),
+        false => format!("train: (steps: {steps})"),
     }
 }
 

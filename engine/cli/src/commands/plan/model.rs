@@ -5,14 +5,14 @@ use super::super::search::FitFailure;
 use super::super::simulate::seconds;
 use super::super::{
     CommandError, ConfigArgs, code, fit_result, print, print_json, quoted_path, say, search,
-    set_arguments,
+    set_arguments, text_for_config,
 };
 use super::PlanArgs;
-use super::config_file::{ConfigFile, may_create};
+use super::config_file::{ConfigFile, length, may_create};
 use crate::report::progress::si;
 use crate::report::reading::TerminalProgress;
 use config::{Config, ConfigError, Family, Further, LoadedConfig, Origin, load_str_and_look};
-use files::hub::{self, HubModel};
+use files::hub::{self, HubModel, MissingSnapshot};
 use files::names::is_there;
 use files::path_text::ShownPath;
 use layout::LocalMachine;
@@ -75,6 +75,7 @@ pub(super) fn run(
         return search::run(&loaded, machine, Some(gpus(args, &loaded)?), false);
     }
     args.write.as_deref().map_or(Ok(()), may_create)?;
+    args.data.as_deref().map_or(Ok(""), text_for_config)?;
     let loaded = load(args, model, &[])?;
     // The config is not the user's own, so its single rank is not a requested layout.
     let gpus = Some(gpus(args, &loaded)?);
@@ -196,20 +197,16 @@ fn gpus(args: &PlanArgs, loaded: &LoadedConfig) -> Result<usize, CommandError> {
 /// Hugging Face hub.
 fn located(model: &Path) -> Result<PathBuf, CommandError> {
     let named = if is_there(model) { None } else { model.to_str().and_then(HubModel::parse) };
+    let missing =
+        |why: MissingSnapshot| CommandError::new(code::CONFIG, format!("{why}; {}", why.help()));
     if let Some(named) = named {
-        return named.snapshot(hub::cache_folder().as_deref()).map_err(|missing| {
-            let help = format!(
-                "nothing is downloaded: run `{}`, or name a folder on this machine",
-                missing.command()
-            );
-            CommandError::new(code::CONFIG, format!("{missing}; {help}"))
-        });
+        return named.snapshot(hub::cache_folder().as_deref()).map_err(missing);
     }
     let absolute = model.canonicalize().map_err(|e| {
         let help = "nothing is downloaded: name a folder on this machine, or its config.json";
         CommandError::new(code::CONFIG, format!("cannot read {}: {e}; {help}", model.shown()))
     })?;
-    Ok(hub::newest_snapshot(&absolute).unwrap_or(absolute))
+    Ok(hub::newest_snapshot(&absolute).map_err(missing)?.unwrap_or(absolute))
 }
 
 /// Loads a config of the model on the box, with a usual batch and sample length for fine-tuning.
@@ -225,12 +222,12 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
         None => folder.file_name().map(ToOwned::to_owned),
     });
     let name: String = name.map_or("model".into(), |name| name.to_string_lossy().into_owned());
+    let (from, length) = (text_for_config(&absolute)?, length(&args.sets, 1000));
     let text = |seq_len: Option<usize>, global: usize| {
         let seq_len = seq_len.map_or(String::new(), |n| format!(", seq_len: {n}"));
         format!(
-            "(name: {name:?}, model: (from: {:?}, weights: Random{seq_len}), recompute: Block,
-              batch: (global: {global}), train: (steps: 1000))",
-            absolute.display().to_string()
+            "(name: {name:?}, model: (from: {from:?}, weights: Random{seq_len}), recompute: Block,
+              batch: (global: {global}), {length})"
         )
     };
     let config = |e: ConfigError| CommandError::new(code::CONFIG, e.without_text(&name));

@@ -264,7 +264,8 @@ impl Session<'_> {
 
     /// Prints up to three commands that the user can run next. `saved`: there is a checkpoint.
     fn next_commands(&self, saved: bool) {
-        let program = quoted(&std::env::args().next().unwrap_or_else(|| "onebox".into()));
+        let program = std::env::args_os().next().unwrap_or_else(|| "onebox".into());
+        let program = quoted_path(Path::new(&program));
         let Some(place) = self.dir.held().place() else { return };
         let dir = quoted_path(&place);
         let sample = &self.run.loaded.config.sample.prompt;

@@ -63,7 +63,7 @@ pub(super) fn rename(folder: &Folder, how: impl Fn(&str) -> String) {
 }
 
 /// Divides `m` into two files; the index also names `more`.
-pub(super) fn cut(folder: &Folder, more: &[&str]) {
+pub(crate) fn cut(folder: &Folder, more: &[&str]) {
     let whole = folder.path("m/model.safetensors");
     let (mut map, mut all) = (Map::new(), tensors(&whole));
     let rest = all.split_off(all.len() / 2);

@@ -3,6 +3,7 @@
 use super::plants::remove;
 use super::program::{PATIENCE, ending};
 use super::{Findings, Folder, sample, words};
+use crate::common::without_roots_rights;
 use std::process::Command;
 
 /// Shell lines before `onebox`, with exit codes beyond the usual ones: 134 for an abort without
@@ -60,7 +61,7 @@ fn one(folder: &Folder, limit: &str, codes: &[i32], hash: &str, findings: &mut F
     let mut command = Command::new("sh");
     command.args(["-c", &line, env!("CARGO_BIN_EXE_onebox")]).args(words(TRAIN));
     command.current_dir(folder.path("")).env("XDG_CACHE_HOME", folder.path("cache"));
-    let mut first = ending(super::plants::without_roots_rights(&command), PATIENCE);
+    let mut first = ending(without_roots_rights(&command), PATIENCE);
     if codes.contains(&first.code) {
         println!("{case}: exit {}, which this limit explains", first.code);
         first.code = 74;

@@ -1,6 +1,7 @@
 //! Foreign objects in the place of a file of onebox or of the user.
 
 use super::Folder;
+use crate::common::without_roots_rights;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
@@ -211,19 +212,6 @@ impl Trap {
         }
         remove(&self.theirs);
     }
-}
-
-/// A command in which root can read no more than another user.
-pub(crate) fn without_roots_rights(command: &Command) -> Command {
-    let rights = "-dac_override,-dac_read_search";
-    let mut without = Command::new("setpriv");
-    without.args([format!("--bounding-set={rights}"), format!("--inh-caps={rights}")]);
-    without.arg(command.get_program()).args(command.get_args());
-    without.current_dir(command.get_current_dir().unwrap());
-    for (key, value) in command.get_envs() {
-        without.env(key, value.unwrap());
-    }
-    without
 }
 
 /// Command of a case: root gives up its right to read everything if the case needs that.
