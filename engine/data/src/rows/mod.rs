@@ -8,6 +8,7 @@ mod control;
 mod forms;
 mod learned;
 mod lines;
+mod lists;
 mod messages;
 #[cfg(test)]
 mod oracle;
@@ -52,7 +53,7 @@ const MARKS: Range<char> = '\u{FDD0}'..'\u{FDF0}';
 const LETTERS: Range<char> = '\u{FDD5}'..MARKS.end;
 
 /// Version of the rules for tokens and targets of a chat. onebox rebuilds tokens of other versions.
-const RULES: u32 = 3;
+const RULES: u32 = 4;
 /// Name of [`RULES`] among the inputs of a document.
 pub(super) const CHAT_RULES: &str = "rules for chats";
 /// Name of the chat template among the inputs of a document.
