@@ -223,3 +223,27 @@ fn compressed_text_is_text() {
         "{told}"
     );
 }
+
+/// Columns of types that onebox does not read stand beside the chats of a Parquet table. They are
+/// no obstacle, unless a row uses them.
+#[test]
+fn only_the_columns_in_use_of_a_table_must_be_of_a_type_that_is_read() {
+    let folder = with_containers();
+    let hash = |train: &str| -> serde_json::Value {
+        let told = run(&folder, &["data", "check", "chat.ron", "--json"], train, &[]).ok();
+        serde_json::from_str::<serde_json::Value>(&told.stdout).unwrap()["train_hash"].clone()
+    };
+    assert_eq!(hash("files/unused.parquet"), hash("files/zstd.parquet"));
+    for (column, said) in [
+        ("stamp", "`stamp` is of the Parquet type TIMESTAMP(NANOS) (onebox does not read it)"),
+        (
+            "picture",
+            "`picture` is a value that onebox does not read (it has bytes that are no text",
+        ),
+        ("vector", "`vector` is a value that onebox does not read (it has an infinite number"),
+    ] {
+        let text = format!("data.format=Jsonl(text: {column:?})");
+        let told = run(&folder, &["data", "check", "chat.ron"], "files/unused.parquet", &[&text]);
+        told.refused(66, &["data.train", "unused.parquet row", said, ", not a text"]);
+    }
+}

@@ -244,9 +244,7 @@ fn lists_in_the_cells_of_a_table_are_lists() {
             "completion": message("assistant", format!("the box {i}")),
         })
     };
-    let pair = |i: usize, history: Value| {
-        json!({ "instruction": format!("what {i}?"), "output": format!("a box {i}"), "history": history })
-    };
+    let pair = |i: usize, history: Value| json!({ "instruction": format!("what {i}?"), "output": format!("a box {i}"), "history": history });
     let earlier = |i: usize| pair(i, json!([["the box", "holds"]]));
     let none = |i: usize| pair(i, json!([]));
     let cell = |value: &Value| {

@@ -20,7 +20,7 @@ use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Version of the copies; part of each name.
-const VERSION: &[u8] = b"onebox unpacked 2\n";
+const VERSION: &[u8] = b"onebox unpacked 3\n";
 /// Extension of the file of a copy.
 const KIND: &str = "unpacked";
 
