@@ -16,6 +16,8 @@ pub(crate) const SMALL: u64 = 64 << 20;
 pub enum UnpackError {
     #[error("it is damaged: {0}; get the whole file again")]
     Damaged(String),
+    #[error("it contains {0}: unpack it by hand")]
+    Contains(&'static str),
     #[error("{0}")]
     Unusable(String),
     #[error(
