@@ -321,3 +321,49 @@ fn two_copies_of_one_text_are_warned_of() {
     let mut warned = told.lines().filter(|line| line.contains(said));
     assert!(warned.all(|line| line.contains("a.txt.gz have")), "{told}");
 }
+
+/// A command that writes nothing unpacks on the disk of the cache folder. `TMPDIR` may be in memory.
+#[test]
+fn a_command_that_writes_nothing_unpacks_beside_the_cache() {
+    let folder = with_containers();
+    let check = |cache: &str, temporary: &str| {
+        let train = "data.train=\"files/chats.jsonl.gz\"";
+        let args = ["config", "check", "chat.ron", "--set", train, "--set", "model.seq_len=256"];
+        let mut command = folder.command(&args);
+        command.env("XDG_CACHE_HOME", folder.path(cache)).env("TMPDIR", folder.path(temporary));
+        Folder::done(command)
+    };
+    fs::create_dir(folder.path("cache")).unwrap();
+    fs::create_dir(folder.path("temporary")).unwrap();
+    check("cache", "none").ok();
+    check("none", "temporary").ok();
+    for name in ["cache", "temporary"] {
+        assert_eq!(fs::read_dir(folder.path(name)).unwrap().count(), 0, "{name}");
+    }
+    let refused = check("none", "none");
+    let said = "it is compressed (gzip), and its text cannot be read or written";
+    assert!(refused.code != 0 && refused.stderr.contains(said), "{}", refused.stderr);
+    assert!(!folder.path("none").exists());
+}
+
+/// The unfinished copy of a start that was killed goes at the next start, and no file of a process
+/// that lives.
+#[test]
+fn a_start_removes_what_a_killed_one_left() {
+    let folder = with_containers();
+    let tokens = folder.path("cache/onebox/tokens");
+    fs::create_dir_all(&tokens).unwrap();
+    // No process has such a number; process 1 lives.
+    let (killed, locked, alive) = (u32::MAX, u32::MAX - 1, 1);
+    let name = |id: u32| tokens.join(format!("{}.{id}-1.tmp", "0".repeat(32)));
+    for id in [killed, locked, alive] {
+        fs::write(name(id), "half of a copy").unwrap();
+    }
+    let lock = fs::File::open(name(locked)).unwrap();
+    lock.lock().unwrap();
+    run(&folder, &["data", "check", "chat.ron"], "files/chats.jsonl.gz", &[]).ok();
+    assert_eq!([killed, locked, alive].map(|id| name(id).exists()), [false, true, true]);
+    drop(lock);
+    run(&folder, &["data", "check", "chat.ron"], "files/chats.jsonl.gz", &[]).ok();
+    assert_eq!([locked, alive].map(|id| name(id).exists()), [false, true]);
+}
