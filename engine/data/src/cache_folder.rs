@@ -174,7 +174,7 @@ fn remove(path: &Path, goes: &dyn Fn(&CachePart, u64) -> bool) -> io::Result<Cac
     Ok(CacheRemoval { removed, left })
 }
 
-/// Removes the unfinished files that dead processes left in the folder: nobody will finish them.
+/// Removes the unfinished files that dead processes left in the folder.
 pub(super) fn remove_abandoned(folder: &Directory) -> io::Result<()> {
     for file in folder.names()? {
         let Some(file) = file.to_str().filter(|file| is_unfinished(file)) else { continue };

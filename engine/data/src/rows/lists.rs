@@ -47,17 +47,17 @@ fn is_chat(value: &Json, spellings: &[[&str; 2]]) -> bool {
     })
 }
 
-/// The text behind a sign, and behind blanks before it.
-fn behind(text: &str, sign: char) -> Option<&str> {
+/// The rest of a text after a sign at its beginning. Blanks may precede the sign.
+fn after(text: &str, sign: char) -> Option<&str> {
     text.trim_start().strip_prefix(sign)
 }
 
-/// Whether a text begins with a list of messages, as JSON or as Python prints it: with a key of a
-/// message, beside which the other key is there or cut off.
+/// Whether a text begins with a list of messages, as JSON or as Python prints it: with a role or a
+/// content, if the text also has the other key or is cut off.
 fn begins_chat(text: &str, spellings: &[[&str; 2]]) -> bool {
-    let Some(object) = behind(text, '[').and_then(|list| behind(list, '{')) else { return false };
+    let Some(object) = after(text, '[').and_then(|list| after(list, '{')) else { return false };
     ['"', '\''].into_iter().any(|quote| {
-        let key = behind(object, quote).and_then(|key| key.split_once(quote));
+        let key = after(object, quote).and_then(|key| key.split_once(quote));
         let Some((key, rest)) = key else { return false };
         let is_there = |key: &str| text.contains(&format!("{quote}{key}{quote}"));
         let of = spellings.iter().filter(|spelling| spelling.contains(&key));
