@@ -9,6 +9,7 @@ use files::path_text::ShownPath;
 use files::{input, private, regular_file};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 use std::time::SystemTime;
@@ -50,8 +51,11 @@ pub(super) fn write_bytes(path: &Path, parts: &[Vec<u8>]) -> io::Result<FileReco
     };
     let folder = private::folder(folder)?;
     let unfinished = unfinished_name(name);
-    let written = write_in(&folder, &unfinished, parts)
-        .and_then(|record| name_whole(&folder, &unfinished, name, parts).map(|()| record));
+    let written = create_unfinished(&folder, &unfinished).and_then(|lock| {
+        let record = token_part::fill(lock.try_clone()?, parts)?;
+        name_whole(&folder, &unfinished, name, parts)?;
+        Ok(record)
+    });
     if written.is_err() {
         // The first error is the one to report.
         drop(folder.remove_file(&unfinished));
@@ -97,8 +101,12 @@ fn has_bytes(folder: &Directory, name: &str, parts: &[Vec<u8>]) -> io::Result<bo
     Ok(true)
 }
 
-fn write_in(folder: &Directory, name: &str, parts: &[Vec<u8>]) -> io::Result<FileRecord> {
-    token_part::fill(private::create_new(folder, name)?, parts)
+/// Creates an unfinished file and locks it: the lock says that its process is alive.
+pub(super) fn create_unfinished(folder: &Directory, name: &str) -> io::Result<File> {
+    let file = private::create_new(folder, name)?;
+    // A file system without locks keeps the file for a while, see `cache_folder`.
+    drop(file.lock());
+    Ok(file)
 }
 
 /// 128-bit xxh3 hash of `parts`, each preceded by its length.
@@ -132,6 +140,17 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn an_unfinished_file_is_locked_while_it_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = Directory::open(folder.path()).unwrap();
+        let file = create_unfinished(&directory, "a.tmp").unwrap();
+        let other = File::open(folder.path().join("a.tmp")).unwrap();
+        assert!(other.try_lock_shared().is_err());
+        drop(file);
+        other.try_lock_shared().unwrap();
+    }
 
     #[test]
     fn a_file_of_the_same_bytes_stays_and_another_one_is_replaced() {

@@ -8,8 +8,10 @@ use super::token_cache::Cache;
 use super::use_list::{is_process_name, locked_to_remove, parts_in_use};
 use files::directory::Directory;
 use files::path_text::PathText;
+use files::private;
 use rustix::fs::{AtFlags, FileType, StatVfs, statat, statvfs};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, TryLockError};
 use std::io;
 use std::io::ErrorKind::{NotADirectory, NotFound, WouldBlock};
 use std::path::Path;
@@ -20,7 +22,8 @@ use topology::{counted, format_bytes, parse_bytes};
 pub(super) const VARIABLE: &str = "ONEBOX_CACHE_LIMIT";
 /// Default limit: the disk's size divided by this number.
 const SHARE: u64 = 10;
-/// An unfinished file without a write for this long belongs to a dead process.
+/// An unfinished file that no process has locked, and without a write for this long, belongs to a
+/// dead process.
 const ABANDONED: Duration = Duration::from_hours(1);
 /// Upper bound of the clock tick of file systems.
 const TICK: Duration = Duration::from_secs(1);
@@ -159,18 +162,50 @@ fn remove(path: &Path, goes: &dyn Fn(&CachePart, u64) -> bool) -> io::Result<Cac
     let in_use = parts_in_use(&folder, true)?;
     let mut all = parts(&folder)?;
     all.sort_by_key(|part| part.used);
-    let now = SystemTime::now();
     let (mut removed, mut left) = (PartCount::default(), PartCount::of(all.iter()));
     for part in all.iter().filter(|part| !in_use.contains(&part.name)) {
-        let age = now.duration_since(part.used).unwrap_or_default();
-        let is_written = part.is_unfinished && age < ABANDONED;
-        if !is_written && goes(part, left.bytes) {
+        let lock = if part.is_unfinished { abandoned(&folder, &part.name) } else { None };
+        if lock.is_some() || !part.is_unfinished && goes(part, left.bytes) {
             part.files.iter().try_for_each(|file| folder.remove_file(file))?;
             removed = PartCount { parts: removed.parts + 1, bytes: removed.bytes + part.bytes };
             left = PartCount { parts: left.parts - 1, bytes: left.bytes - part.bytes };
         }
     }
     Ok(CacheRemoval { removed, left })
+}
+
+/// Removes the unfinished files that dead processes left in the folder.
+pub(super) fn remove_abandoned(folder: &Directory) -> io::Result<()> {
+    for file in folder.names()? {
+        let Some(file) = file.to_str().filter(|file| is_unfinished(file)) else { continue };
+        if let Some(_lock) = abandoned(folder, file) {
+            folder.remove_file(file)?;
+        }
+    }
+    Ok(())
+}
+
+/// An unfinished file that a dead process left, locked; `None` if its process may be alive.
+fn abandoned(folder: &Directory, file: &str) -> Option<File> {
+    let lock = private::read(folder, file).ok()?;
+    let written = lock.metadata().and_then(|found| found.modified()).ok()?;
+    let is_old = written.elapsed().is_ok_and(|age| age >= ABANDONED);
+    let is_dead = match lock.try_lock_shared() {
+        // Earlier versions have not locked their files.
+        Ok(()) => is_old || !is_alive(file),
+        Err(TryLockError::WouldBlock) => false,
+        // This file system has no locks.
+        Err(TryLockError::Error(_)) => is_old,
+    };
+    is_dead.then_some(lock)
+}
+
+/// Whether another process with the number in the name of an unfinished file is alive.
+fn is_alive(file: &str) -> bool {
+    let process = file.split('.').nth(1).and_then(|name| name.split_once('-'));
+    process.is_some_and(|(id, _)| {
+        id != std::process::id().to_string() && Path::new("/proc").join(id).exists()
+    })
 }
 
 /// The parts in a folder, without files that disappear during the call.
@@ -186,7 +221,7 @@ fn parts(folder: &Directory) -> io::Result<Vec<CachePart>> {
         let since =
             Duration::new(found.st_mtime.max(0).cast_unsigned(), found.st_mtime_nsec as u32);
         let (bytes, used) = (found.st_size.cast_unsigned(), SystemTime::UNIX_EPOCH + since);
-        let is_unfinished = name == file;
+        let is_unfinished = is_unfinished(file);
         let part = parts.entry(name.to_owned()).or_insert_with(|| CachePart {
             name: name.to_owned(),
             files: Vec::new(),
@@ -222,11 +257,16 @@ fn part_of(file: &str) -> Option<&str> {
     }
 }
 
+/// Whether a file is being written, or was when its process died.
+fn is_unfinished(file: &str) -> bool {
+    file.ends_with(".tmp") && part_of(file) == Some(file)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::use_list::UseList;
     use super::*;
-    use std::fs::{self, File};
+    use std::fs;
     use std::os::unix::fs::symlink;
     use tempfile::TempDir;
 
@@ -335,18 +375,24 @@ mod tests {
         let (link, within) = (name(9) + ".bin", name(8) + ".bin");
         symlink(folder.path().join("notes.bin"), folder.path().join(&link)).unwrap();
         fs::create_dir(folder.path().join(&within)).unwrap();
-        // A file that is being written, and a file that a dead process left.
-        let unfinished = |time: u8| format!("{}.7-{time}.tmp", name(7));
-        write(&folder.path().join(unfinished(1)), 5, 0);
-        write(&folder.path().join(unfinished(2)), 5, 4000);
-        let all = PartCount { parts: 8, bytes: 610 };
+        // Files that are being written, and files that dead processes left. Process 1 lives.
+        let unfinished = |id: u32, time: u8| format!("{}.{id}-{time}.tmp", name(7));
+        let own = std::process::id();
+        for (id, time, age) in
+            [(own, 1, 5000), (1, 2, 0), (own, 3, 0), (u32::MAX, 4, 0), (1, 5, 5000)]
+        {
+            write(&folder.path().join(unfinished(id, time)), 5, age);
+        }
+        let lock = File::open(folder.path().join(unfinished(own, 1))).unwrap();
+        lock.lock().unwrap();
+        let all = PartCount { parts: 11, bytes: 625 };
         assert_eq!(cache.usage().unwrap().all, all);
         cache.make_room(0, SystemTime::now());
         let left = names(&folder);
         let mut expected: BTreeSet<_> = strange.map(str::to_owned).into();
-        expected.extend([link, within, unfinished(1)]);
+        expected.extend([link, within, unfinished(own, 1), unfinished(1, 2)]);
         assert_eq!(left, expected);
-        assert_eq!(cache.clear().unwrap().left, PartCount { parts: 1, bytes: 5 });
+        assert_eq!(cache.clear().unwrap().left, PartCount { parts: 2, bytes: 10 });
         assert_eq!(names(&folder), expected);
         // A missing folder is empty.
         let none = Cache { folder: Some(folder.path().join("none")), read_only: false };

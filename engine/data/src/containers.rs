@@ -82,7 +82,7 @@ impl Container {
         let is_tar = head.get(TAR.0..).is_some_and(|rest| rest.starts_with(TAR.1));
         if is_tar || head.starts_with(b"PAR1") {
             let what = if is_tar { "a tar archive" } else { "a Parquet table" };
-            return Err(UnpackError::Unusable(format!("it contains {what}: unpack it by hand")));
+            return Err(UnpackError::Contains(what));
         }
         let form = match format.is_rows() {
             true => form(kind::uncompressed(path), &head),

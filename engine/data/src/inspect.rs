@@ -81,9 +81,14 @@ impl DataInspection {
                 None => {}
                 Some(FileUse::Whole) => self.add(path, file, data).map_err(at(path))?,
                 Some(FileUse::Unpacked(container)) => {
-                    let preview = container.preview(&file);
                     let packed = |error| Problem::Packed { what: container.what(), error };
-                    self.add_packed(preview.map_err(packed).map_err(at(path))?, data);
+                    match container.preview(&file).map_err(packed) {
+                        Ok(preview) => self.add_packed(preview, data),
+                        Err(problem) => {
+                            let bytes = file.metadata().map_or(0, |file| file.len());
+                            source.leave_out(path, bytes, problem).map_err(at(path))?;
+                        }
+                    }
                 }
             }
         }

@@ -57,6 +57,14 @@ pub(super) const PACKED_BESIDE: FileKind = FileKind {
     what: "compressed, and the file of that name without the last ending is there, too",
     remedy: "remove one of them",
 };
+/// A compressed file of a directory that cannot be unpacked.
+pub(super) const PACKED_DAMAGED: FileKind =
+    FileKind { what: "compressed, and damaged or cut off", remedy: "get the whole file again" };
+/// A compressed file of a directory that has no text in it.
+pub(super) const PACKED_ARCHIVE: FileKind = FileKind {
+    what: "compressed, and contains an archive or a table",
+    remedy: "unpack it by hand",
+};
 const NUMPY: FileKind = FileKind {
     what: "a NumPy array",
     remedy: "write its numbers without a header (`array.astype('uint16').tofile('train.bin')`) and set data.format: U16",

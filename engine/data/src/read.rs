@@ -15,9 +15,11 @@ use super::progress::Progress;
 use super::skipped_files::SkippedFiles;
 use super::store::{Store, TokenFile};
 use super::token_cache::Cache;
+use super::unpack_error::UnpackError;
 use super::{Corpus, prepared};
 use config::{DataFormat, Packing};
 use files::path_text::PathText;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Seek;
 use std::path::{Path, PathBuf};
@@ -32,6 +34,9 @@ pub(super) struct SourceFiles {
     pub(super) left_out: SkippedFiles,
     /// Whether warnings are logged, such as for a used file that seems not to be text.
     warns: bool,
+    /// Each used file of text or rows and the bytes of its text, by its name without the ending of
+    /// a compressed file.
+    used: BTreeMap<PathBuf, (PathBuf, u64)>,
 }
 
 /// How the bytes of a file are used.
@@ -78,7 +83,8 @@ pub(super) fn named(
         }
     }
     let left_out = SkippedFiles { runs, ..SkippedFiles::default() };
-    Ok((files, SourceFiles { format: format.clone(), from_directory, left_out, warns }))
+    let used = BTreeMap::new();
+    Ok((files, SourceFiles { format: format.clone(), from_directory, left_out, warns, used }))
 }
 
 impl SourceFiles {
@@ -107,12 +113,13 @@ impl SourceFiles {
         }
         let head = kind::head(file).map_err(Problem::Unreadable)?;
         file.rewind().map_err(Problem::Unreadable)?;
-        let packed = Container::of(path, &head, file, &self.format);
-        let packed =
-            packed.map_err(|error| Problem::Packed { what: kind::packed(&head), error })?;
-        let (container, head) = match packed {
-            Some((container, inner)) => (Some(container), inner),
-            None => (None, head),
+        let (container, head) = match Container::of(path, &head, file, &self.format) {
+            Ok(Some((container, inner))) => (Some(container), inner),
+            Ok(None) => (None, head),
+            Err(error) => {
+                let problem = Problem::Packed { what: kind::packed(&head), error };
+                return self.leave_out(path, bytes, problem).map(|()| None);
+            }
         };
         if self.from_directory && container.is_some() && kind::uncompressed(path) != path {
             let beside = kind::uncompressed(path);
@@ -164,11 +171,60 @@ impl SourceFiles {
         let mut file = open_regular(path)?;
         let Some(file_use) = self.takes(path, &mut file)? else { return Ok(None) };
         let file = TokenFile::new(path, file).map_err(Problem::Unreadable)?;
-        match file_use {
-            FileUse::Whole => Ok(Some(file)),
+        let text = match file_use {
+            FileUse::Whole => Ok(file),
             FileUse::Unpacked(container) => {
-                cache.unpacked(&file, container, store, progress).map(Some)
+                let packed = file.stamp.bytes;
+                cache.unpacked(&file, container, store, progress).map_err(|error| (packed, error))
             }
+        };
+        match text {
+            Ok(text) => {
+                self.note_text(path, text.stamp.bytes);
+                Ok(Some(text))
+            }
+            Err((packed, problem)) => self.leave_out(path, packed, problem).map(|()| None),
+        }
+    }
+
+    /// Leaves out a packed file of a directory of texts that has no text in it, as any other file
+    /// that is not text; returns any other problem.
+    pub(super) fn leave_out(
+        &mut self,
+        path: &Path,
+        bytes: u64,
+        problem: Problem,
+    ) -> Result<(), Problem> {
+        let kind = match &problem {
+            Problem::Packed { error: UnpackError::Damaged(_), .. } => Some(kind::PACKED_DAMAGED),
+            Problem::Packed { error: UnpackError::Contains(_), .. } => Some(kind::PACKED_ARCHIVE),
+            _ => None,
+        };
+        let kind = kind.filter(|_| self.from_directory && self.format.is_bytes());
+        let Some(kind) = kind else { return Err(problem) };
+        if self.warns {
+            tracing::warn!("{}: {problem}; it is left out", PathText(path));
+        }
+        self.left_out.add(path, bytes, kind);
+        Ok(())
+    }
+
+    /// Notes a used file with `bytes` of text, and warns if another one seems to have the same text:
+    /// a text and its compressed copy, or two of its copies.
+    fn note_text(&mut self, path: &Path, bytes: u64) {
+        if !self.format.is_text() || bytes == 0 {
+            return;
+        }
+        let name = kind::uncompressed(path).to_owned();
+        match self.used.get(&name) {
+            None => drop(self.used.insert(name, (path.to_owned(), bytes))),
+            Some((other, length)) if *length == bytes && self.warns => tracing::warn!(
+                "{} and {} have texts of the same name and of {bytes} bytes each: both are used, so that one text counts twice if \
+                 they are the same; then remove one of them",
+                PathText(other),
+                PathText(path)
+            ),
+            Some(_) => {}
         }
     }
 

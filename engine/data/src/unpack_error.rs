@@ -16,6 +16,8 @@ pub(crate) const SMALL: u64 = 64 << 20;
 pub enum UnpackError {
     #[error("it is damaged: {0}; get the whole file again")]
     Damaged(String),
+    #[error("it contains {0}: unpack it by hand")]
+    Contains(&'static str),
     #[error("{0}")]
     Unusable(String),
     #[error(
@@ -27,12 +29,12 @@ pub enum UnpackError {
     Bomb { packed: u64, unpacked: u64 },
     #[error(
         "it has more than {} of text, which need more than nine tenths of the {} that are free in {}: make room there, or give \
-         another cache folder in XDG_CACHE_HOME",
+         another {setting}",
         format_bytes(*unpacked),
         format_bytes(*free),
         PathText(folder)
     )]
-    NoRoom { unpacked: u64, free: u64, folder: PathBuf },
+    NoRoom { unpacked: u64, free: u64, folder: PathBuf, setting: &'static str },
     #[error("its text cannot be read or written: {0}")]
     Unwritten(#[from] io::Error),
     #[error("the beginning is enough")]

@@ -223,3 +223,147 @@ fn compressed_text_is_text() {
         "{told}"
     );
 }
+
+/// Columns of types that onebox does not read stand beside the chats of a Parquet table. They are
+/// no obstacle, unless a row uses them.
+#[test]
+fn only_the_columns_in_use_of_a_table_must_be_of_a_type_that_is_read() {
+    let folder = with_containers();
+    let hash = |train: &str| -> serde_json::Value {
+        let told = run(&folder, &["data", "check", "chat.ron", "--json"], train, &[]).ok();
+        serde_json::from_str::<serde_json::Value>(&told.stdout).unwrap()["train_hash"].clone()
+    };
+    assert_eq!(hash("files/unused.parquet"), hash("files/zstd.parquet"));
+    for (column, said) in [
+        ("stamp", "`stamp` is of the Parquet type TIMESTAMP(NANOS) (onebox does not read it)"),
+        (
+            "picture",
+            "`picture` is a value that onebox does not read (it has bytes that are no text",
+        ),
+        ("vector", "`vector` is a value that onebox does not read (it has an infinite number"),
+    ] {
+        let text = format!("data.format=Jsonl(text: {column:?})");
+        let told = run(&folder, &["data", "check", "chat.ron"], "files/unused.parquet", &[&text]);
+        told.refused(66, &["data.train", "unused.parquet row", said, ", not a text"]);
+    }
+}
+
+/// In a folder of texts, what cannot be unpacked is left out with its reason, as a picture is. A
+/// file that is named itself is refused, and so is a damaged file of rows.
+#[test]
+fn a_folder_of_texts_leaves_out_what_cannot_be_unpacked() {
+    let folder = with_containers();
+    let text: String = (0..30_000).map(|i| format!("the box {i} holds a model\n")).collect();
+    fs::create_dir(folder.path("many")).unwrap();
+    fs::write(folder.path("many/a.txt"), &text).unwrap();
+    folder.shell("gzip -c many/a.txt > whole.gz && tar czf many/c.tgz text.txt").ok();
+    let whole = fs::read(folder.path("whole.gz")).unwrap();
+    // The damage of one file is behind its beginning, that of the other is not.
+    fs::write(folder.path("many/b.txt.gz"), &whole[..whole.len() - 5]).unwrap();
+    fs::write(folder.path("many/d.txt.gz"), &whole[..40]).unwrap();
+    let check = |train: &str| {
+        let train = format!("data.train={train:?}");
+        folder.onebox(&["data", "check", "tiny.ron", "--json", "--set", &train]).ok()
+    };
+    let hash = |told: &CommandOutput| -> serde_json::Value {
+        serde_json::from_str::<serde_json::Value>(&told.stdout).unwrap()["train_hash"].clone()
+    };
+    let told = check("many");
+    assert_eq!(hash(&told), hash(&check("many/a.txt")));
+    for said in [
+        "b.txt.gz: it is compressed (gzip), and it is damaged: it ends too early",
+        "d.txt.gz: it is compressed (gzip), and it is damaged: it ends too early",
+        "c.tgz: it is compressed (gzip), and it contains a tar archive: unpack it by hand; it is left out",
+        "3 files of ",
+        "b.txt.gz (",
+        "is compressed, and damaged or cut off: get the whole file again",
+    ] {
+        assert!(told.stderr.contains(said), "`{said}` is not in:\n{}", told.stderr);
+    }
+    let plan = folder.onebox(&["plan", "tiny.ron", "--set", "data.train=\"many\""]);
+    assert_eq!(plan.code, 0, "{}", plan.stderr);
+    let named = ["data", "check", "tiny.ron", "--set", "data.train=\"many/b.txt.gz\""];
+    folder.onebox(&named).refused(66, &["b.txt.gz", "it ends too early"]);
+    // Rows are wanted data.
+    fs::create_dir(folder.path("rows")).unwrap();
+    fs::copy(folder.path("plain.jsonl"), folder.path("rows/a.jsonl")).unwrap();
+    let gz = fs::read(folder.path("files/chats.jsonl.gz")).unwrap();
+    fs::write(folder.path("rows/b.jsonl.gz"), &gz[..gz.len() - 3]).unwrap();
+    let refused = run(&folder, &["config", "check", "chat.ron"], "rows", &[]);
+    assert!([66, 78].contains(&refused.code), "{}", refused.stderr);
+    assert!(refused.stderr.contains("it ends too early"), "{}", refused.stderr);
+}
+
+/// One text under one name in two forms is used twice, and onebox says so.
+#[test]
+fn two_copies_of_one_text_are_warned_of() {
+    let folder = with_containers();
+    fs::create_dir(folder.path("both")).unwrap();
+    for name in ["chats.jsonl.gz", "chats.jsonl.zst"] {
+        fs::copy(folder.path(&format!("files/{name}")), folder.path(&format!("both/{name}")))
+            .unwrap();
+    }
+    let said = "have texts of the same name and of ";
+    let dry = ["train", "chat.ron", "--dry-run"];
+    for train in ["both", "both/*"] {
+        let told = run(&folder, &dry, train, &[]).ok().stderr;
+        let line = told.lines().find(|line| line.contains(said)).unwrap_or_default();
+        for name in ["both/chats.jsonl.gz and ", "both/chats.jsonl.zst have "] {
+            assert!(line.contains(name), "{train}: {told}");
+        }
+    }
+    // A glob names a text and its compressed copy; other texts of one length have other names.
+    folder.shell("mkdir glob && cp text.txt glob/a.txt && cp text.txt glob/b.txt").ok();
+    folder.shell("gzip -k glob/a.txt").ok();
+    let set = ["--set", "data.train=\"glob/*\"", "--dry-run"];
+    let told = folder.train("d", &set).ok().stderr;
+    assert!(told.contains("glob/a.txt and ") && told.contains("glob/a.txt.gz have"), "{told}");
+    let mut warned = told.lines().filter(|line| line.contains(said));
+    assert!(warned.all(|line| line.contains("a.txt.gz have")), "{told}");
+}
+
+/// A command that writes nothing unpacks on the disk of the cache folder. `TMPDIR` may be in memory.
+#[test]
+fn a_command_that_writes_nothing_unpacks_beside_the_cache() {
+    let folder = with_containers();
+    let check = |cache: &str, temporary: &str| {
+        let train = "data.train=\"files/chats.jsonl.gz\"";
+        let args = ["config", "check", "chat.ron", "--set", train, "--set", "model.seq_len=256"];
+        let mut command = folder.command(&args);
+        command.env("XDG_CACHE_HOME", folder.path(cache)).env("TMPDIR", folder.path(temporary));
+        Folder::done(command)
+    };
+    fs::create_dir(folder.path("cache")).unwrap();
+    fs::create_dir(folder.path("temporary")).unwrap();
+    check("cache", "none").ok();
+    check("none", "temporary").ok();
+    for name in ["cache", "temporary"] {
+        assert_eq!(fs::read_dir(folder.path(name)).unwrap().count(), 0, "{name}");
+    }
+    let refused = check("none", "none");
+    let said = "it is compressed (gzip), and its text cannot be read or written";
+    assert!(refused.code != 0 && refused.stderr.contains(said), "{}", refused.stderr);
+    assert!(!folder.path("none").exists());
+}
+
+/// The unfinished copy of a start that was killed goes at the next start, and no file of a process
+/// that lives.
+#[test]
+fn a_start_removes_what_a_killed_one_left() {
+    let folder = with_containers();
+    let tokens = folder.path("cache/onebox/tokens");
+    fs::create_dir_all(&tokens).unwrap();
+    // No process has such a number; process 1 lives.
+    let (killed, locked, alive) = (u32::MAX, u32::MAX - 1, 1);
+    let name = |id: u32| tokens.join(format!("{}.{id}-1.tmp", "0".repeat(32)));
+    for id in [killed, locked, alive] {
+        fs::write(name(id), "half of a copy").unwrap();
+    }
+    let lock = fs::File::open(name(locked)).unwrap();
+    lock.lock().unwrap();
+    run(&folder, &["data", "check", "chat.ron"], "files/chats.jsonl.gz", &[]).ok();
+    assert_eq!([killed, locked, alive].map(|id| name(id).exists()), [false, true, true]);
+    drop(lock);
+    run(&folder, &["data", "check", "chat.ron"], "files/chats.jsonl.gz", &[]).ok();
+    assert_eq!([locked, alive].map(|id| name(id).exists()), [false, true]);
+}

@@ -232,3 +232,71 @@ fn a_data_set_of_the_hub_is_refused_with_the_command_that_downloads_it() {
         assert!(!said.contains("hf download"), "{said}");
     }
 }
+
+/// A table has lists of messages as texts: they are the chats of the same lists in JSON lines.
+#[test]
+fn lists_in_the_cells_of_a_table_are_lists() {
+    let folder = with_chats();
+    let message = |role: &str, text: String| json!([{ "role": role, "content": text }]);
+    let lists = |i: usize| {
+        json!({
+            "prompt": message("user", format!("what holds {i}?")),
+            "completion": message("assistant", format!("the box {i}")),
+        })
+    };
+    let pair = |i: usize, history: Value| json!({ "instruction": format!("what {i}?"), "output": format!("a box {i}"), "history": history });
+    let earlier = |i: usize| pair(i, json!([["the box", "holds"]]));
+    let none = |i: usize| pair(i, json!([]));
+    let cell = |value: &Value| {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        format!("\"{}\"", text.replace('"', "\"\""))
+    };
+    let table = |name: &str, keys: &[&str], row: &dyn Fn(usize) -> Value| {
+        let sign = if name.ends_with(".tsv") { "\t" } else { "," };
+        let line = |i: usize| {
+            let row = row(i);
+            keys.iter().map(|key| cell(&row[*key])).collect::<Vec<_>>().join(sign) + "\n"
+        };
+        let rows: String = (0..ROWS).map(line).collect();
+        fs::write(folder.path(name), keys.join(sign) + "\n" + &rows).unwrap();
+    };
+    let of = |file: &str| {
+        let train = format!("data.train={file}");
+        hashes(&folder, &[train.as_str(), "model.seq_len=256"])
+    };
+    let kinds: [(&str, &[&str], &dyn Fn(usize) -> Value); 4] = [
+        ("lists", &["prompt", "completion"], &lists),
+        ("chats", &["messages"], &chat),
+        ("earlier", &["instruction", "output", "history"], &earlier),
+        ("none", &["instruction", "output", "history"], &none),
+    ];
+    for (name, keys, row) in kinds {
+        put(&folder, &format!("{name}.jsonl"), row);
+        let wanted = of(&format!("{name}.jsonl"));
+        for file in [format!("{name}.csv"), format!("{name}.tsv")] {
+            table(&file, keys, row);
+            assert_eq!(of(&file), wanted, "{file}");
+        }
+    }
+    // A list that is cut off, and lists as Python prints them, are no texts to learn.
+    let keys = ["prompt", "completion"];
+    let said = "`prompt` is a text, and that is no JSON: ";
+    table("cut.csv", &keys, &|i| {
+        let mut row = lists(i);
+        if i == ROWS - 1 {
+            row["prompt"] = json!("[{\"role\": \"user\", \"content\": \"what");
+        }
+        row
+    });
+    let dry = ["train", "chat.ron", "--dry-run"];
+    let told = with(&folder, &dry, &["data.train=cut.csv"]).ok().stderr;
+    let line = format!("1 of 60 rows cannot be used (cut.csv line 61: {said}");
+    assert!(told.contains(&line), "{told}");
+    table("python.csv", &keys, &|i| {
+        let mut row = lists(i);
+        row["prompt"] = json!(row["prompt"].to_string().replace('"', "'"));
+        row
+    });
+    let refused = check(&folder, &["data.train=python.csv"]);
+    refused.refused(66, &["data.train", "python.csv", said, "json.dumps"]);
+}

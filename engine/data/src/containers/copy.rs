@@ -1,10 +1,12 @@
 //! The copy of a packed file as text or JSON lines: a part of the user's cache folder, under the
-//! hash of the file's bytes, with the length and hash of the copy in its list. Without a folder to
-//! write into, the copy is a file without a name, which ends with the process.
+//! hash of the file's bytes, with the length and hash of the copy in its list. A command that writes
+//! nothing has a copy without a name, which ends with the process: on the disk of the cache folder,
+//! or in the folder for temporary files, which may be in memory.
 
 use super::output::{DiskSpace, Output};
 use super::{BLOCK, Container, CountedReader};
 use crate::cache_file::{self, hash_of_parts};
+use crate::cache_folder;
 use crate::problem::Problem;
 use crate::progress::Progress;
 use crate::store::{Store, TokenFile};
@@ -20,9 +22,14 @@ use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Version of the copies; part of each name.
-const VERSION: &[u8] = b"onebox unpacked 2\n";
+const VERSION: &[u8] = b"onebox unpacked 3\n";
 /// Extension of the file of a copy.
 const KIND: &str = "unpacked";
+/// What sets the folders of copies, in words after "another".
+const IN_CACHE: &str = "cache folder in XDG_CACHE_HOME";
+const TEMPORARY: &str = "folder in TMPDIR";
+/// The cache folder and the folders above it, up to the user's cache.
+const CACHE_FOLDERS: usize = 3;
 
 impl Cache {
     /// The text of a packed file: the copy in the folder, which is made if it is not there. `store`
@@ -62,18 +69,29 @@ impl Cache {
                 Err(error) => return Err(unpacking(error)),
             }
         }
-        let folder = std::env::temp_dir();
-        let file = Directory::open(&folder).and_then(|folder| {
-            let file = private::nameless(&folder)?;
-            Ok((folder, file))
-        });
-        let (folder, file) = file.map_err(|error| unpacking(error.into()))?;
+        let (file, disk) = self.nameless().map_err(|error| unpacking(error.into()))?;
         let mut writer = BufWriter::new(&file);
-        fill(&mut writer, &folder, source, container, progress).map_err(unpacking)?;
+        fill(&mut writer, disk, source, container, progress).map_err(unpacking)?;
         writer.flush().map_err(|error| unpacking(error.into()))?;
         drop(writer);
         TokenFile::nameless(source, file, container.unit()).map_err(Problem::Unreadable)
     }
+
+    /// A file without a name for a copy. A cache folder that may be written has failed before.
+    fn nameless(&self) -> io::Result<(File, DiskSpace)> {
+        let cache = self.folder.as_deref().filter(|_| self.read_only);
+        let mut cache = cache.into_iter().flat_map(|folder| folder.ancestors().take(CACHE_FOLDERS));
+        match cache.find_map(|folder| nameless(folder, IN_CACHE).ok()) {
+            Some(made) => Ok(made),
+            None => nameless(&std::env::temp_dir(), TEMPORARY),
+        }
+    }
+}
+
+/// A file without a name in a folder, and the space of its disk.
+fn nameless(folder: &Path, setting: &'static str) -> io::Result<(File, DiskSpace)> {
+    let folder = Directory::open(folder)?;
+    Ok((private::nameless(&folder)?, DiskSpace::of(&folder, setting)?))
 }
 
 /// Name of the list of a copy: the hash of the file's bytes and of its form.
@@ -103,14 +121,19 @@ fn write(
         return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
     };
     let folder = private::folder(folder)?;
+    // What a killed process left may need the room of this copy.
+    if let Err(error) = cache_folder::remove_abandoned(&folder) {
+        tracing::debug!("{}: {error}; unfinished files may stay", folder.path().display());
+    }
     let unfinished = cache_file::unfinished_name(name);
-    let made =
-        private::create_new(&folder, &unfinished).map_err(UnpackError::from).and_then(|file| {
-            let record = fill_hashed(&file, &folder, source, container, progress)?;
-            file.sync_all()?;
-            Ok(FileRecord { name: name.to_owned(), ..record })
-        });
-    let named = made.and_then(|record| {
+    let made = cache_file::create_unfinished(&folder, &unfinished).map_err(UnpackError::from);
+    let made = made.and_then(|file| {
+        let disk = DiskSpace::of(&folder, IN_CACHE)?;
+        let record = fill_hashed(&file, disk, source, container, progress)?;
+        file.sync_all()?;
+        Ok((FileRecord { name: name.to_owned(), ..record }, file))
+    });
+    let named = made.and_then(|(record, _lock)| {
         // A copy of the same bytes stays, since another process may be reading it.
         match record.open(folder.path(), &|_| ()) {
             Ok(_) => folder.remove_file(&unfinished)?,
@@ -130,13 +153,13 @@ fn write(
 /// Writes the text of `source` and returns its length and hash.
 fn fill_hashed(
     file: &File,
-    folder: &Directory,
+    disk: DiskSpace,
     source: &TokenFile,
     container: Container,
     progress: &dyn Progress,
 ) -> Result<FileRecord, UnpackError> {
     let mut writer = HashedWriter { to: BufWriter::new(file), hash: Xxh3Default::new(), bytes: 0 };
-    fill(&mut writer, folder, source, container, progress)?;
+    fill(&mut writer, disk, source, container, progress)?;
     writer.flush()?;
     let HashedWriter { hash, bytes, .. } = writer;
     Ok(FileRecord { name: String::new(), bytes, hash: hex(hash.digest128()) })
@@ -145,7 +168,7 @@ fn fill_hashed(
 /// Writes the text of `source`, which must not change meanwhile.
 fn fill(
     to: &mut dyn Write,
-    folder: &Directory,
+    disk: DiskSpace,
     source: &TokenFile,
     container: Container,
     progress: &dyn Progress,
@@ -154,7 +177,7 @@ fn fill(
     let reading = progress.begin("unpacking data", packed);
     let file = source.open().map_err(|problem| UnpackError::Unusable(problem.to_string()))?;
     let from = CountedReader::new(file, &*reading, BLOCK);
-    let mut out = Output::whole(to, packed, DiskSpace::of(folder)?);
+    let mut out = Output::whole(to, packed, disk);
     container.write(from, packed, &mut out).0?;
     // A read of 0 bytes checks that the file still has its stamp.
     let unread = source.read(0, &mut []);
@@ -178,5 +201,42 @@ impl Write for HashedWriter<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.to.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn a_copy_without_a_name_is_beside_the_cache_and_its_message_names_the_place() {
+        let parent = tempfile::tempdir().unwrap();
+        let place = |folder: Option<&Path>, read_only| {
+            let cache = Cache { folder: folder.map(Path::to_owned), read_only };
+            let (mut file, disk) = cache.nameless().unwrap();
+            file.write_all(b"text").unwrap();
+            let mut text = String::new();
+            private::reopened(&file).unwrap().read_to_string(&mut text).unwrap();
+            assert_eq!(text, "text");
+            format!("{disk:?}")
+        };
+        let temporary = format!("{:?}, setting: {TEMPORARY:?}", std::env::temp_dir());
+        let path = |name: &str| parent.path().join(name);
+        std::fs::create_dir_all(path("a/onebox/tokens")).unwrap();
+        std::fs::create_dir(path("b")).unwrap();
+        for (cache, found) in [("a", "a/onebox/tokens"), ("b", "b")] {
+            let said = format!("{:?}, setting: {IN_CACHE:?}", path(found));
+            let disk = place(Some(&path(cache).join("onebox/tokens")), true);
+            assert!(disk.contains(&said), "{disk}");
+        }
+        // A user's cache that is not there is not made, and one that failed is not tried again.
+        for (cache, read_only) in [(Some(path("c/onebox/tokens")), true), (Some(path("a")), false)]
+        {
+            let disk = place(cache.as_deref(), read_only);
+            assert!(disk.contains(&temporary), "{disk}");
+        }
+        assert!(place(None, true).contains(&temporary));
+        assert!(!path("c").exists());
     }
 }

@@ -9,13 +9,15 @@ use std::path::PathBuf;
 #[derive(Clone, Debug)]
 pub(super) struct DiskSpace {
     folder: PathBuf,
+    /// The folder and the variable that sets it, in words after "another".
+    setting: &'static str,
     /// Free bytes at the beginning.
     free: u64,
 }
 
 impl DiskSpace {
-    pub(super) fn of(folder: &Directory) -> io::Result<Self> {
-        Ok(Self { folder: folder.path().to_owned(), free: folder.free()? })
+    pub(super) fn of(folder: &Directory, setting: &'static str) -> io::Result<Self> {
+        Ok(Self { folder: folder.path().to_owned(), setting, free: folder.free()? })
     }
 
     /// Bytes that a text may have: some of the disk stays free.
@@ -53,8 +55,8 @@ impl<'a> Output<'a> {
             return Err(UnpackError::Bomb { packed: self.packed, unpacked: written });
         }
         if let Some(disk) = self.disk.as_ref().filter(|disk| written > disk.most()) {
-            let DiskSpace { folder, free } = disk.clone();
-            return Err(UnpackError::NoRoom { unpacked: written, free, folder });
+            let DiskSpace { folder, setting, free } = disk.clone();
+            return Err(UnpackError::NoRoom { unpacked: written, free, folder, setting });
         }
         self.to.write_all(bytes)?;
         self.written = written;
@@ -69,7 +71,8 @@ mod tests {
     #[test]
     fn what_grows_too_much_or_needs_most_of_the_disk_is_refused_before_it_is_written() {
         let write = |packed, free| {
-            let disk = DiskSpace { folder: "/there".into(), free };
+            let setting = "folder in TMPDIR";
+            let disk = DiskSpace { folder: "/there".into(), setting, free };
             let (mut sink, block) = (io::sink(), vec![0; 1 << 20]);
             let mut out = Output::whole(&mut sink, packed, disk);
             let error = (0..200).find_map(|_| out.write(&block).err());
@@ -83,6 +86,8 @@ mod tests {
         let (written, full) = write(1 << 20, 100 << 20);
         assert_eq!(written, 90);
         let said = "it has more than 91.00 MiB of text, which need more than nine tenths of the 100.00 MiB that are free in /there";
-        assert!(full.as_ref().is_some_and(|full| full.starts_with(said)), "{full:?}");
+        let remedy = "make room there, or give another folder in TMPDIR";
+        let is_said = |full: &String| full.starts_with(said) && full.ends_with(remedy);
+        assert!(full.as_ref().is_some_and(is_said), "{full:?}");
     }
 }

@@ -5,7 +5,7 @@ use super::messages::{is_call, name_roles, read, texts};
 use super::pairs::{self, Pair, is_empty};
 use super::reader::ChatReader;
 use super::talk::Conversation;
-use super::{calls, has, has_role, is_system, kind_of, learned, name_of, shown};
+use super::{calls, has, has_role, is_system, kind_of, learned, lists, name_of, shown};
 use crate::chat::message;
 use crate::ignored_keys::IgnoredKeys;
 use config::{ChatColumns, ChatTargets};
@@ -112,7 +112,7 @@ pub(super) fn form(
             };
             (list(&called(columns, key), messages, true)?, 0)
         }
-        Kind::Completion => match (row.shift_remove("prompt"), row.shift_remove("completion")) {
+        Kind::Completion => match both(&mut row, columns)? {
             (Some(Json::String(prompt)), Some(Json::String(completion))) => {
                 if let Some(key) = beside {
                     return Err(format!(
@@ -168,6 +168,17 @@ pub(super) fn form(
         learned.insert(0, with.targets == ChatTargets::All);
     }
     Ok(Form::Talk(Conversation { messages, tools, learned }))
+}
+
+/// Takes `prompt` and `completion` out of a row. A table has lists of messages as texts.
+fn both(row: &mut Map, columns: &ChatColumns) -> Result<(Option<Json>, Option<Json>), String> {
+    let own = ["role", "content"].map(|key| columns.get(key).unwrap_or(key));
+    let mut take = |key: &'static str| {
+        let value = row.shift_remove(key);
+        let list = |value| lists::of_messages(&called(columns, key), value, own);
+        value.map(list).transpose()
+    };
+    Ok((take("prompt")?, take("completion")?))
 }
 
 /// Messages in the form of templates, and which of them are targets. Messages before the number
@@ -273,7 +284,7 @@ fn note_keys(row: &Map, unread: &mut IgnoredKeys) {
 fn list(name: &str, value: Json, parses: bool) -> Result<Vec<Json>, String> {
     let value = match value {
         Json::String(text) if parses && text.trim_start().starts_with('[') => {
-            Json::read(&text).map_err(|e| format!("{name} is a text, and that is no JSON: {e}"))?
+            lists::parsed(name, &text)?
         }
         other => other,
     };

@@ -8,6 +8,7 @@ mod control;
 mod forms;
 mod learned;
 mod lines;
+mod lists;
 mod messages;
 #[cfg(test)]
 mod oracle;
@@ -38,6 +39,7 @@ use files::foreign_text::foreign;
 use files::json::{Json, Map, shown};
 use forms::{ChatSettings, Form, form};
 use reader::ChatReader;
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::OnceLock;
 use talk::Conversation;
@@ -51,8 +53,11 @@ const MARKS: Range<char> = '\u{FDD0}'..'\u{FDF0}';
 /// Marks that stand for control tokens of one character.
 const LETTERS: Range<char> = '\u{FDD5}'..MARKS.end;
 
+/// Key of an object in place of a value that onebox does not read. The value says what it is.
+pub(super) const UNREAD: &str = "onebox does not read this value";
+
 /// Version of the rules for tokens and targets of a chat. onebox rebuilds tokens of other versions.
-const RULES: u32 = 3;
+const RULES: u32 = 4;
 /// Name of [`RULES`] among the inputs of a document.
 pub(super) const CHAT_RULES: &str = "rules for chats";
 /// Name of the chat template among the inputs of a document.
@@ -380,15 +385,19 @@ fn object<const N: usize>(fields: [(&str, Json); N]) -> Json {
 }
 
 /// Kind of a JSON value, in words for messages.
-fn kind_of(value: &Json) -> &'static str {
-    match value {
+fn kind_of(value: &Json) -> Cow<'_, str> {
+    if let Some(why) = value.get(UNREAD).and_then(Json::as_str) {
+        return foreign(why).to_string().into();
+    }
+    let kind = match value {
         Json::Null => "null",
         Json::Bool(_) => "a truth value",
         Json::Number(_) | Json::Digits(_) => "a number",
         Json::String(_) => "a text",
         Json::Array(_) => "a list",
         Json::Object(_) => "an object",
-    }
+    };
+    kind.into()
 }
 
 /// Characters of a name that a message shows.

@@ -1,7 +1,7 @@
 //! Rows with a question and its answer, such as the rows of Alpaca.
 
 use super::columns::called;
-use super::{has, kind_of};
+use super::{has, kind_of, lists};
 use crate::chat::message;
 use config::ChatColumns;
 use files::json::{Json, Map};
@@ -152,6 +152,13 @@ fn key_of(
 fn history(value: Option<Json>, columns: &ChatColumns) -> Result<Vec<[String; 2]>, String> {
     let name = called(columns, "history");
     let wrong = || format!("{name} is no list of pairs of texts, [question, answer]");
+    // A table has a list as a text.
+    let value = match value {
+        Some(Json::String(text)) if text.trim_start().starts_with('[') => {
+            Some(lists::parsed(&name, &text)?)
+        }
+        other => other,
+    };
     let turns = match value {
         None | Some(Json::Null) => return Ok(Vec::new()),
         Some(value) if is_empty(&value) => return Ok(Vec::new()),
