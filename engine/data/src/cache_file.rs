@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -101,8 +102,12 @@ fn has_bytes(folder: &Directory, name: &str, parts: &[Vec<u8>]) -> io::Result<bo
     Ok(true)
 }
 
+/// Held while an unfinished file of this process is there without its lock.
+pub(super) static CREATION: Mutex<()> = Mutex::new(());
+
 /// Creates an unfinished file and locks it: the lock says that its process is alive.
 pub(super) fn create_unfinished(folder: &Directory, name: &str) -> io::Result<File> {
+    let _creation = CREATION.lock().unwrap_or_else(PoisonError::into_inner);
     let file = private::create_new(folder, name)?;
     // A file system without locks keeps the file for a while, see `cache_folder`.
     drop(file.lock());

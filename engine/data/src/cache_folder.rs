@@ -4,6 +4,7 @@
 //! names that onebox does not create are neither counted nor removed. Parts that a process is
 //! reading are never removed.
 
+use super::cache_file::CREATION;
 use super::token_cache::Cache;
 use super::use_list::{is_process_name, locked_to_remove, parts_in_use};
 use files::directory::Directory;
@@ -15,6 +16,7 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::io::ErrorKind::{NotADirectory, NotFound, WouldBlock};
 use std::path::Path;
+use std::sync::PoisonError;
 use std::time::{Duration, SystemTime};
 use topology::{counted, format_bytes, parse_bytes};
 
@@ -187,6 +189,7 @@ pub(super) fn remove_abandoned(folder: &Directory) -> io::Result<()> {
 
 /// An unfinished file that a dead process left, locked; `None` if its process may be alive.
 fn abandoned(folder: &Directory, file: &str) -> Option<File> {
+    let _creation = CREATION.lock().unwrap_or_else(PoisonError::into_inner);
     let lock = private::read(folder, file).ok()?;
     let written = lock.metadata().and_then(|found| found.modified()).ok()?;
     let is_old = written.elapsed().is_ok_and(|age| age >= ABANDONED);

@@ -264,7 +264,8 @@ fn lists_in_the_cells_of_a_table_are_lists() {
         let train = format!("data.train={file}");
         hashes(&folder, &[train.as_str(), "model.seq_len=256"])
     };
-    let kinds: [(&str, &[&str], &dyn Fn(usize) -> Value); 4] = [
+    type Row<'a> = &'a dyn Fn(usize) -> Value;
+    let kinds: [(&str, &[&str], Row<'_>); 4] = [
         ("lists", &["prompt", "completion"], &lists),
         ("chats", &["messages"], &chat),
         ("earlier", &["instruction", "output", "history"], &earlier),
