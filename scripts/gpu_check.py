@@ -147,10 +147,13 @@ class Check(First):
         """True unless it failed."""
         started = time.monotonic()
         self.step_until = min(self.until, started + FIRST.get(name, 600))
+        # A step may change it for itself.
+        environment = dict(self.environment)
         try:
             passed, verdict, text = getattr(self, name)()
         except Exception as error:  # a defect of a step must not cost the others
             passed, verdict, text = False, f"gpu-check itself failed: {error!r}", ""
+        self.environment = environment
         self.part.add(name, passed, verdict, time.monotonic() - started, text)
         print(f"{WORDS[passed]:4}  {name:14}  {verdict}", flush=True)
         write_page(self.args.out)

@@ -132,6 +132,11 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
     let sealed = import(&folder, config, &built, &opened, new.folder())?;
     drop(stage);
     let written = new.finish([sealed])?;
+    if let Some(unusual) = loaded.config.unusual_rate_of_import() {
+        say(&format!(
+            "warning: {unusual} `model.from` takes such a folder with the settings of a fine-tune."
+        ));
+    }
     let (config, sets) = args.config.again(&args.out);
     say(&format!(
         "{}: the weights of {}, with moments of zero; train them:\n  onebox train {} --run-dir {} --resume{}",
@@ -141,11 +146,6 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
         quoted_path(&args.out),
         set_arguments(sets)
     ));
-    if let Some(unusual) = loaded.config.unusual_rate_of_import() {
-        say(&format!(
-            "warning: {unusual} `model.from` takes such a folder with the settings of a fine-tune."
-        ));
-    }
     Ok(())
 }
 
