@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::checks::MachineRules;
 use super::file::{read_stream, utf8};
+use super::keys::refusal;
 use super::parse::{A_CONFIG, parse, stem};
 use super::reading::{Complaint, ConfigError, ConfigReader, Node, Violation, set};
 use super::{Config, LoadedConfig, checks, model_folder, schema};
@@ -73,7 +74,7 @@ pub fn load_and_look(
     sets: &[String],
     further: &Further<'_>,
 ) -> Result<LoadedConfig, ConfigError> {
-    load_file(ConfigReader::default(), path, sets, further)
+    load_file(reader(), path, sets, further)
 }
 
 fn load_file(
@@ -115,7 +116,12 @@ pub fn load_str_and_look(
     sets: &[String],
     further: &Further<'_>,
 ) -> Result<LoadedConfig, ConfigError> {
-    read_all(ConfigReader::default(), text, name, base_dir, sets, further)
+    read_all(reader(), text, name, base_dir, sets, further)
+}
+
+/// Reader of a user's own config.
+fn reader() -> ConfigReader {
+    ConfigReader { refusal: Some(refusal), ..ConfigReader::default() }
 }
 
 /// Loads the config of a checkpoint, which may be of another version or forged. Keys that this

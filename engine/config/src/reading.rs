@@ -31,7 +31,7 @@ pub(super) use tree::{Node, NodeKind};
 pub(super) use value::{Interval, Item, float_text, grouped, is_name, name_of, quoted};
 
 use fields::absolute;
-pub(super) use other_tools::{GivenValue, answer, translation};
+pub(super) use other_tools::{GivenValue, Refusal, answer, translation};
 use reader::UnknownKey;
 use report::SHOWN;
 use suggest::{meant, ticked, value_answer};

@@ -2,7 +2,6 @@
 //! reason why there is none.
 
 use super::{quoted as text_of, ticked, value_answer};
-use crate::keys::refusal;
 use files::foreign_text::foreign;
 use files::shell::quoted;
 
@@ -37,6 +36,9 @@ const TO_0: [&str; 4] = ["cosine", "linear", "warmup_stable_decay", "wsd"];
 const OTHER_END: &str = "; there the rate ends at 0, here at `schedule.min_lr`, which is a tenth of `optimizer.lr` by default: \
                          set it to 0 for the same curve";
 
+/// Remedy if a key does not take the value that it has in a text; `None` if it does.
+pub(crate) type Refusal = fn(key: &str, text: &str) -> Option<String>;
+
 /// Value of an unknown key, and the place where it stands.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct GivenValue<'a> {
@@ -44,6 +46,8 @@ pub(crate) struct GivenValue<'a> {
     pub(crate) text: &'a str,
     /// Whether it is from `--set`.
     pub(crate) is_set: bool,
+    /// Reads a proposed value; without it, every value is proposed as it is.
+    pub(crate) refusal: Option<Refusal>,
 }
 
 /// A line of the table.
@@ -114,8 +118,8 @@ fn method(name: &str, value: &str) -> Option<Row> {
 }
 
 /// Value that the key `key` takes for the value `text` of another tool; else what to do.
-fn proposed(key: &str, text: &str) -> Result<String, String> {
-    let refused = |value: &str| refusal(key, &written(key, value, false));
+fn proposed(key: &str, text: &str, refusal: Option<Refusal>) -> Result<String, String> {
+    let refused = |value: &str| refusal?(key, &written(key, value, false));
     let Some(help) = refused(text) else { return Ok(text.to_owned()) };
     let bare = text.trim_matches('"');
     if UNSET.contains(&bare.to_lowercase().as_str()) {
@@ -142,7 +146,7 @@ pub(crate) fn answer(name: &str, value: GivenValue<'_>) -> Option<String> {
     let write =
         |ours: &str| format!("{here}: write `{}`", foreign(written(row.key, ours, value.is_set)));
     if row.values.is_empty() {
-        return Some(match proposed(row.key, value.text) {
+        return Some(match proposed(row.key, value.text, value.refusal) {
             _ if value.text.is_empty() => here,
             Ok(ours) => write(&ours),
             Err(_) if !row.refused.is_empty() => format!("{here}: {}", row.refused),
@@ -219,6 +223,7 @@ mod tests {
     use super::super::super::tests::{LEAST, loaded};
     use super::*;
     use crate::keys;
+    use crate::keys::refusal;
 
     fn known() -> Vec<String> {
         keys().into_iter().map(|key| key.name).collect()
@@ -288,7 +293,7 @@ mod tests {
         let is_plain = |row: &Row| row.values.is_empty() && row.sentence.is_empty();
         for Row { key, .. } in rows().filter(|row| !row.key.is_empty() && is_plain(row)) {
             for text in ["5e8", "-1", "500", "0", "0.1", "True", "\"8\"", "\"auto\"", "null", "x"] {
-                let Ok(ours) = proposed(key, text) else { continue };
+                let Ok(ours) = proposed(key, text, Some(refusal)) else { continue };
                 let set = format!("{key}={ours}");
                 let why = loaded(LEAST, &[&set]).map_or_else(|e| e.to_string(), |_| String::new());
                 for wrong in ["expected", "unknown key", "must be a number", "must be a whole"] {
@@ -303,7 +308,7 @@ mod tests {
     #[test]
     fn an_answer_has_the_key_the_value_or_the_reason() {
         let told = |name: &str, text: &str, is_set| {
-            answer(name, GivenValue { text, is_set }).unwrap_or_default()
+            answer(name, GivenValue { text, is_set, refusal: Some(refusal) }).unwrap_or_default()
         };
         for (name, value, said) in [
             (

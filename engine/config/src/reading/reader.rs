@@ -7,8 +7,8 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{
-    Complaint, ConfigError, ConfigSource, GivenValue, Item, Key, Node, Problem, SHOWN, SourceKind,
-    Span, Spot, Violation, join, short, suggest,
+    Complaint, ConfigError, ConfigSource, GivenValue, Item, Key, Node, Problem, Refusal, SHOWN,
+    SourceKind, Span, Spot, Violation, join, short, suggest,
 };
 use crate::Origin;
 
@@ -30,6 +30,8 @@ pub(crate) struct ConfigReader {
     pub(crate) boxless: bool,
     /// Whether a search chooses the ranks. Then the box may be too small for the ranks of the text.
     pub(crate) searched: bool,
+    /// Reads values that an answer to a key of another tool proposes.
+    pub(crate) refusal: Option<Refusal>,
     /// Unknown keys of a stored text.
     pub(crate) ignored: Vec<String>,
     pub(crate) bad: HashSet<String>,
@@ -142,7 +144,8 @@ impl ConfigReader {
         self.ignore(&mut unknown);
         for (number, unknown) in unknown.into_iter().enumerate() {
             let UnknownKey { section, owner, key, place, value } = unknown;
-            let given = GivenValue { text: &value, is_set: self.file(place).is_none() };
+            let (is_set, refusal) = (self.file(place).is_none(), self.refusal);
+            let given = GivenValue { text: &value, is_set, refusal };
             let help = match number < SHOWN {
                 true => suggest::key_help(&section, &owner, &key, given, &self.known),
                 false => String::new(),

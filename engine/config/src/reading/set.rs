@@ -120,7 +120,7 @@ fn value(source: &ConfigSource, index: usize, key: &str, start: usize) -> Result
     }
     tree::parse(source, index, start).map_err(|error| {
         let name = key.rsplit('.').next().unwrap_or(key);
-        if let Some(help) = answer(name, GivenValue { text: "", is_set: true }) {
+        if let Some(help) = answer(name, GivenValue { is_set: true, ..GivenValue::default() }) {
             let message = format!("unknown key: a config has no key `{}`", short(key));
             return Problem::at(key, error.place, Complaint { message, help });
         }
