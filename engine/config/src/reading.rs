@@ -15,6 +15,7 @@ mod sources;
 pub(super) mod suggest;
 pub(super) mod tree;
 mod value;
+mod words;
 
 pub use bytes::{format_bytes, parse_bytes};
 pub(super) use key::Declaration;
@@ -34,5 +35,6 @@ use fields::absolute;
 pub(super) use other_tools::{GivenValue, Refusal, answer, translation};
 use reader::UnknownKey;
 use report::SHOWN;
-use suggest::{meant, ticked, value_answer};
+use suggest::meant;
 use tree::{Field, join};
+use words::{ticked, value_answer};

@@ -19,8 +19,8 @@ impl Config {
         Some(format!("{warning} Without the key it is {}.", float_text(&usual_rate(&self.model))))
     }
 
-    /// The same for weights that a checkpoint has, where the config does not name their folder: its
-    /// defaults are those of random weights.
+    /// The same for imported weights. The config does not name their folder, so its defaults belong to
+    /// random weights.
     pub fn unusual_rate_of_import(&self) -> Option<String> {
         let lr = self.optimizer.lr;
         if self.optimizer.kind != OptimizerKind::AdamW {

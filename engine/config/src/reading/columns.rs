@@ -2,7 +2,7 @@
 
 use super::{
     Complaint, ConfigReader, Declaration, KeyDefault, Node, NodeKind, ParseResult, Section, quoted,
-    suggest,
+    suggest, words,
 };
 use crate::{ChatColumns, in_line};
 use files::foreign_text::foreign;
@@ -23,7 +23,7 @@ fn columns(reader: &ConfigReader, node: &Node) -> ParseResult<ChatColumns> {
         let keys: Vec<&str> = ChatColumns::keys().collect();
         format!(
             "write `{EXAMPLE}` with the names of the data set; the columns are {}",
-            suggest::ticked(&keys)
+            words::ticked(&keys)
         )
     };
     let fields = match &node.kind {
@@ -41,7 +41,7 @@ fn columns(reader: &ConfigReader, node: &Node) -> ParseResult<ChatColumns> {
             let message = format!("rows of chats have no column {}", foreign(quoted(&field.key)));
             let near = suggest::nearest(&field.key, ChatColumns::keys());
             let near =
-                (!near.is_empty()).then(|| format!("did you mean {}?", suggest::ticked(&near)));
+                (!near.is_empty()).then(|| format!("did you mean {}?", words::ticked(&near)));
             return Err(Complaint { message, help: near.unwrap_or_else(help) });
         };
         let name = reader.item(&field.value).string()?;

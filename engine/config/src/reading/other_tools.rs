@@ -1,7 +1,7 @@
-//! Answers to keys of other tools: the key here, with the value if it can be converted, or the
-//! reason why there is none.
+//! Answers to keys of other tools: the key of onebox, with the value if it can be converted, or the
+//! reason why onebox lacks it.
 
-use super::{quoted as text_of, ticked, value_answer};
+use super::words::{ticked, value_answer};
 use files::foreign_text::foreign;
 use files::shell::quoted;
 
@@ -39,14 +39,14 @@ const OTHER_END: &str = "; there the rate ends at 0, here at `schedule.min_lr`, 
 /// Remedy if a key does not take the value that it has in a text; `None` if it does.
 pub(crate) type Refusal = fn(key: &str, text: &str) -> Option<String>;
 
-/// Value of an unknown key, and the place where it stands.
+/// Value of an unknown key, and its source.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct GivenValue<'a> {
     /// Text of a number, a word or a string with its quotes; empty for a longer value.
     pub(crate) text: &'a str,
     /// Whether it is from `--set`.
     pub(crate) is_set: bool,
-    /// Reads a proposed value; without it, every value is proposed as it is.
+    /// Reads a proposed value. `None`: every value is proposed unchanged.
     pub(crate) refusal: Option<Refusal>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct GivenValue<'a> {
 #[derive(Clone, Copy)]
 struct Row {
     names: &'static str,
-    /// Key here; empty if there is none.
+    /// Key of onebox; empty if onebox lacks it.
     key: &'static str,
     /// Their values with the values here: `true>Block false>None`.
     values: &'static str,
@@ -108,7 +108,7 @@ fn row(name: &str) -> Option<Row> {
     rows().find(|row| row.names.split(' ').any(|known| known == name))
 }
 
-/// Row of the method of training for which the key `name` of another tool asks by `value`.
+/// Row of the method of training that `value` names, if the key `name` of another tool names methods.
 fn method(name: &str, value: &str) -> Option<Row> {
     let is_method = METHODS.contains(&normalized(name).as_str());
     let value = normalized(value.trim_matches('"'));
@@ -117,7 +117,7 @@ fn method(name: &str, value: &str) -> Option<Row> {
     row(asked?.1)
 }
 
-/// Value that the key `key` takes for the value `text` of another tool; else what to do.
+/// A valid value of the key `key` for the value `text` of another tool; else the remedy.
 fn proposed(key: &str, text: &str, refusal: Option<Refusal>) -> Result<String, String> {
     let refused = |value: &str| refusal?(key, &written(key, value, false));
     let Some(help) = refused(text) else { return Ok(text.to_owned()) };
@@ -128,7 +128,8 @@ fn proposed(key: &str, text: &str, refusal: Option<Refusal>) -> Result<String, S
     let number = bare.parse::<f64>().ok().filter(|number| number.fract() == 0.0);
     let whole = number.filter(|number| (0.0..1e15).contains(number));
     let whole = whole.map(|number| (number as u64).to_string());
-    let others = [Some(bare.to_owned()), Some(bare.to_lowercase()), whole, Some(text_of(bare))];
+    let others =
+        [Some(bare.to_owned()), Some(bare.to_lowercase()), whole, Some(format!("{bare:?}"))];
     others.into_iter().flatten().find(|value| refused(value).is_none()).ok_or(help)
 }
 
@@ -188,7 +189,7 @@ fn value_of_line(text: &str) -> &str {
     text.trim().trim_matches(['"', '\''])
 }
 
-/// Reasons why onebox lacks what a file of another tool, such as YAML or JSON, asks for, and keys of
+/// Reasons why onebox lacks the features in a file of another tool, such as YAML or JSON, and keys of
 /// onebox for its keys, in the order of the file; empty if the table knows none.
 pub(crate) fn translation(text: &str) -> String {
     const OFF: [&str; 5] = ["false", "0", "1", "[]", "{}"];
@@ -286,7 +287,7 @@ mod tests {
         }
     }
 
-    /// What an answer proposes for a value is one that the key takes, whatever their value is.
+    /// Answers propose only valid values of a key.
     #[test]
     fn every_proposed_value_is_read() {
         let mut count = 0;

@@ -2,7 +2,7 @@
 
 use super::{
     Complaint, ConfigReader, ConfigSource, Field, GivenValue, Node, NodeKind, Problem, SourceKind,
-    Span, answer, short, suggest, tree,
+    Span, answer, short, tree, words,
 };
 
 /// Keys with a string value; `--set` accepts their text without quotes.
@@ -140,7 +140,7 @@ fn put(root: &mut Node, key: &str, key_place: Span, value: Node) -> Result<(), P
         let Some(fields) = fields_of(node) else {
             let up = key.get(..start.saturating_sub(key_place.start + 1)).unwrap_or_default();
             let message = format!("`{up}` is a single value: it has no key `{segment}`");
-            let help = format!("write {}", suggest::ticked(&[&format!("--set {up}=...")]));
+            let help = format!("write {}", words::ticked(&[&format!("--set {up}=...")]));
             return Err(Problem::at(key, place, Complaint { message, help }));
         };
         let field = field_of(fields, segment, place, start == key_place.start);

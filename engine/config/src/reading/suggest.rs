@@ -2,6 +2,7 @@
 
 use super::join;
 use super::other_tools::{GivenValue, answer};
+use super::words::ticked;
 
 /// Key that every config has.
 const OF_A_CONFIG: &str = "train.steps";
@@ -29,103 +30,6 @@ const VALUE_ALIASES: [(&str, &[&str]); 20] = [
     ("trapezoid", &["Wsd"]),
     ("warmup_stable_decay", &["Wsd"]),
 ];
-
-/// Values in other trainers that have no equal here: names in lower case, a name that the values
-/// here have, and the answer.
-const VALUE_ANSWERS: [ValueAnswer; 4] = [
-    ValueAnswer {
-        names: &[
-            "adamw8bit",
-            "adamwbnb8bit",
-            "pagedadamw8bit",
-            "adam8bit",
-            "ademamix8bit",
-            "bnb8bit",
-            "adamwtorch8bit",
-            "adamwtorch4bit",
-            "aoadamw8bit",
-            "aoadamw4bit",
-            "aoadamwfp8",
-        ],
-        among: "AdamW",
-        answer: "onebox has no 8-bit moments: `AdamW` with `offload.moments: Bf16` stores them in 2 bytes instead of 4",
-    },
-    ValueAnswer {
-        names: &["pagedadamw", "pagedadamw32bit", "cpuadam", "deepspeedcpuadam"],
-        among: "AdamW",
-        answer: "write `AdamW`: with `offload.optimizer: Host` its states are in host memory",
-    },
-    ValueAnswer {
-        names: &[
-            "adafactor",
-            "lion",
-            "muon",
-            "lamb",
-            "adagrad",
-            "sophia",
-            "schedulefree",
-            "shampoo",
-            "lion8bit",
-            "lion32bit",
-            "pagedlion8bit",
-            "pagedlion32bit",
-            "rmsprop",
-            "rmspropbnb",
-            "rmspropbnb8bit",
-            "rmspropbnb32bit",
-            "ademamix",
-            "pagedademamix8bit",
-            "pagedademamix32bit",
-            "lomo",
-            "adalomo",
-            "grokadamw",
-            "stableadamw",
-            "schedulefreeadamw",
-            "schedulefreeradam",
-            "schedulefreesgd",
-            "galoreadamw",
-            "galoreadamw8bit",
-            "galoreadafactor",
-            "apolloadamw",
-            "apolloadamwlayerwise",
-            "adoptadamw",
-            "camepytorch",
-        ],
-        among: "AdamW",
-        answer: "onebox does not have this optimizer: write `AdamW` or `Sgd`",
-    },
-    ValueAnswer {
-        names: &[
-            "polynomial",
-            "cosinewithrestarts",
-            "reduceonplateau",
-            "reducelronplateau",
-            "onecycle",
-            "rex",
-        ],
-        among: "Cosine",
-        answer: "onebox does not have this curve: write `Cosine`, `Linear`, `Constant`, `Wsd` or `InverseSqrt`",
-    },
-];
-
-/// Answer to values of other trainers.
-struct ValueAnswer {
-    names: &'static [&'static str],
-    among: &'static str,
-    answer: &'static str,
-}
-
-/// Answer to the value `typed` of another trainer, given the names of the values here.
-pub(crate) fn value_answer<'a>(
-    typed: &str,
-    names: impl IntoIterator<Item = &'a str>,
-) -> Option<&'static str> {
-    let typed = typed.replace(['-', '_'], "").to_lowercase();
-    let names: Vec<&str> = names.into_iter().collect();
-    let all =
-        |answer: &&ValueAnswer| answer.names.contains(&&*typed) && names.contains(&answer.among);
-    VALUE_ANSWERS.iter().find(all).map(|found| found.answer)
-}
 
 /// Names among `names` that the value `typed` may mean: the same name in other case, names for an
 /// alias, or else the nearest names.
@@ -223,16 +127,6 @@ fn children<'a>(section: &str, known: &'a [String]) -> Vec<&'a str> {
 /// Dotted keys that end with the part `leaf`.
 fn elsewhere<'a>(leaf: &str, known: &'a [String]) -> Vec<&'a str> {
     known.iter().filter(|key| key.rsplit('.').next() == Some(leaf)).map(String::as_str).collect()
-}
-
-/// Lists names in words: `` `a`, `b` or `c` ``.
-pub(crate) fn ticked(names: &[&str]) -> String {
-    let ticked: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-    match ticked.as_slice() {
-        [] => String::new(),
-        [only] => only.clone(),
-        [init @ .., last] => format!("{} or {last}", init.join(", ")),
-    }
 }
 
 #[cfg(test)]
