@@ -159,7 +159,8 @@ impl fmt::Display for HubModel {
 pub fn newest_snapshot(path: &Path) -> Result<Option<PathBuf>, MissingSnapshot> {
     let name = path.file_name().and_then(OsStr::to_str).and_then(|name| name.strip_prefix(MODELS));
     let model = name.and_then(|name| HubModel::parse(&name.replacen("--", "/", 1)));
-    // A folder with files of its own may have such a name, too.
+    // A folder with files of its own may have such a name, too. An error of `is_folder` is an error
+    // of `snapshot`, too.
     match model.filter(|_| is_folder(&path.join(SNAPSHOTS)).unwrap_or(true)) {
         Some(model) => model.snapshot(path.parent()).map(Some),
         None => Ok(None),

@@ -32,7 +32,7 @@ const PREFERENCES: (&[&str], &str) = (
 
 /// Curves that end at 0 in other tools.
 const TO_0: [&str; 4] = ["cosine", "linear", "warmup_stable_decay", "wsd"];
-/// What differs for these curves.
+/// End of an answer about one of these curves.
 const OTHER_END: &str = "; there the rate ends at 0, here at `schedule.min_lr`, which is a tenth of `optimizer.lr` by default: \
                          set it to 0 for the same curve";
 
@@ -59,7 +59,7 @@ struct Row {
     /// Their values with the values here: `true>Block false>None`.
     values: &'static str,
     sentence: &'static str,
-    /// What to do if the key here does not take their value.
+    /// Remedy if their value is not valid for the key of onebox.
     refused: &'static str,
 }
 
@@ -185,8 +185,8 @@ fn written(key: &str, value: &str, is_set: bool) -> String {
 
 /// Value in a line of YAML, JSON or TOML, without a comment, a comma and quotes.
 fn value_of_line(text: &str) -> &str {
-    let text = text.split(" #").next().unwrap_or_default().trim().trim_end_matches(',');
-    text.trim().trim_matches(['"', '\''])
+    let value = text.split_once(" #").map_or(text, |(value, _)| value);
+    value.trim().trim_end_matches(',').trim().trim_matches(['"', '\''])
 }
 
 /// Reasons why onebox lacks the features in a file of another tool, such as YAML or JSON, and keys of

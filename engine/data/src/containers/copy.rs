@@ -25,7 +25,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 const VERSION: &[u8] = b"onebox unpacked 3\n";
 /// Extension of the file of a copy.
 const KIND: &str = "unpacked";
-/// What sets the folders of copies, in words after "another".
+/// The folders of copies and their variables; the message of a full disk says "another" before one.
 const IN_CACHE: &str = "cache folder in XDG_CACHE_HOME";
 const TEMPORARY: &str = "folder in TMPDIR";
 /// The cache folder and the folders above it, up to the user's cache.
