@@ -33,6 +33,17 @@ fn conversions_to_fp8_are_the_same_bits() {
     }
 }
 
+/// A block of 16 warps reads each run, and a thread of the first warp reads more than one piece.
+#[test]
+fn largest_magnitudes_are_those_of_all_warps_of_a_block() {
+    for of in rig::VALUES {
+        let (mut rig, shape) = (Rig::new(0), (1040, 1040));
+        let x = rig.put(of, shape, &normal(1, shape.0 * shape.1));
+        let maxima = rig.out(Dtype::F32, (1, MAXIMA));
+        rig.open().check_exact(&Op::Maxima { x, maxima });
+    }
+}
+
 /// Also the kernels that NVRTC compiles; from sm_89 on, they use a conversion of the hardware.
 #[test]
 fn compiled_conversions_to_fp8_are_the_same_bits() {
