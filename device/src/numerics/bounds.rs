@@ -111,8 +111,8 @@ mod tests {
                 sweep(Pass::Copy, &from, &mut memory[all.clone()]);
                 assert_eq!(memory[all.clone()], from, "{path:?}");
                 sweep(Pass::Read, &from, &mut []);
-                let beside = [&memory[..start], &memory[all.end..]].concat();
-                assert!(beside.iter().all(|x| x.to_bits() == 0), "{path:?}");
+                let outside = [&memory[..start], &memory[all.end..]].concat();
+                assert!(outside.iter().all(|x| x.to_bits() == 0), "{path:?}");
             }
         }
         before.choose().unwrap();

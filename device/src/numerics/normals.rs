@@ -140,8 +140,8 @@ mod tests {
     }
 
     #[test]
-    fn the_c_library_is_asked_seldom_but_where_it_must_be() {
-        let asked = (0..300_000).filter(|i| !rounded(5, *i, 0.02).1).count();
-        assert!((1..300).contains(&asked), "{asked}");
+    fn the_c_library_is_called_seldom_and_wherever_rounding_needs_it() {
+        let calls = (0..300_000).filter(|i| !rounded(5, *i, 0.02).1).count();
+        assert!((1..300).contains(&calls), "{calls}");
     }
 }

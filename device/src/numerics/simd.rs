@@ -48,8 +48,8 @@ const AHEAD: usize = 768;
 #[inline(always)]
 pub fn prefetch<T>(x: &T, elements: usize) {
     if size_of::<T>() >= 32 {
-        let ahead = AHEAD / elements;
-        ask(std::slice::from_ref(x), ahead..ahead + 1);
+        let distance = AHEAD / elements;
+        ask(std::slice::from_ref(x), distance..distance + 1);
     }
 }
 

@@ -163,9 +163,9 @@ impl Communicator {
     /// # Errors
     /// A rank has failed, or does not enter before the timeout.
     #[track_caller]
-    pub fn agree(&self, rank: Rank, what: &'static str, told: u64) -> Result<Vec<u64>, Error> {
+    pub fn agree(&self, rank: Rank, what: &'static str, payload: u64) -> Result<Vec<u64>, Error> {
         let (site, tensor) = (Location::caller(), Tensor::NONE);
-        let arrival = Arrival { op: what, site, tensor, detail: 0, payload: told };
+        let arrival = Arrival { op: what, site, tensor, detail: 0, payload };
         self.arrive(rank, &self.own, rank.index(), arrival).map(|met| met.payloads())
     }
 
@@ -259,7 +259,7 @@ impl Communicator {
         self.failed.store(true, Ordering::SeqCst);
         for m in self.all_rendezvous() {
             drop(lock(&m.slots));
-            m.turned.notify_all();
+            m.changed.notify_all();
         }
         is_first
     }
@@ -322,7 +322,7 @@ impl Communicator {
         generation: u64,
         arrival: Arrival,
     ) -> Result<(), Error> {
-        spin_for(self.pause, || rendezvous.has_turned(generation).then_some(()));
+        spin_for(self.pause, || rendezvous.has_advanced(generation).then_some(()));
         let mut slots = lock(&rendezvous.slots);
         // Reads the timeout in every iteration, since `wait_longer` may have changed it.
         let mut waited = Duration::ZERO;
@@ -346,7 +346,7 @@ impl Communicator {
             }
             let (began, slice) = (Instant::now(), left.min(LOOK_UP));
             slots =
-                rendezvous.turned.wait_timeout(slots, slice).unwrap_or_else(|e| e.into_inner()).0;
+                rendezvous.changed.wait_timeout(slots, slice).unwrap_or_else(|e| e.into_inner()).0;
             if !self.is_held_up() {
                 waited += began.elapsed().min(2 * LOOK_UP);
             }

@@ -50,7 +50,7 @@ pub struct Processes {
     wire: Box<dyn Wire>,
     silence: Duration,
     table: Mutex<CommunicatorTable>,
-    turned: Condvar,
+    changed: Condvar,
     /// Per process: number of messages received from it.
     heard: Vec<AtomicU64>,
     /// Per process: whether one of its ranks waits for something outside the run.
@@ -100,7 +100,7 @@ impl Processes {
             wire,
             silence,
             table: Mutex::default(),
-            turned: Condvar::new(),
+            changed: Condvar::new(),
             heard: (0..count).map(|_| AtomicU64::new(0)).collect(),
             held_up: (0..count).map(|_| AtomicBool::new(false)).collect(),
         })
@@ -214,11 +214,11 @@ impl Processes {
             Message::Contribution { turn, what, bytes } => {
                 let word = (what.to_owned(), bytes.to_owned());
                 self.table().contributions.insert((turn, from), word);
-                self.turned.notify_all();
+                self.changed.notify_all();
             }
             Message::Exit { code } => {
                 self.table().gone.insert(from, code);
-                self.turned.notify_all();
+                self.changed.notify_all();
             }
             Message::Arrival { world, .. }
             | Message::Data { world, .. }
@@ -275,7 +275,7 @@ impl Processes {
             if rooms.gone.contains_key(&from) {
                 return Err(self.loss((from, None)));
             }
-            rooms = self.turned.wait_timeout(rooms, LOOK).unwrap_or_else(|e| e.into_inner()).0;
+            rooms = self.changed.wait_timeout(rooms, LOOK).unwrap_or_else(|e| e.into_inner()).0;
         }
     }
 
@@ -298,7 +298,7 @@ impl Processes {
             if rooms.lost.is_some_and(|(lost, _)| lost == 0) {
                 return None;
             }
-            rooms = self.turned.wait_timeout(rooms, LOOK).unwrap_or_else(|e| e.into_inner()).0;
+            rooms = self.changed.wait_timeout(rooms, LOOK).unwrap_or_else(|e| e.into_inner()).0;
         }
     }
 
@@ -347,7 +347,7 @@ impl Processes {
 
     fn lose(&self, lost: Loss) {
         self.table().lost = Some(lost);
-        self.turned.notify_all();
+        self.changed.notify_all();
         let world = self.table().world();
         if let Some(world) = world {
             world.lose(lost.0, lost.1);
@@ -374,7 +374,7 @@ impl Processes {
             if failed && patience.waited() >= FAREWELL {
                 return Some(format!("{} does not end", self.name(next)));
             }
-            rooms = self.turned.wait_timeout(rooms, LOOK).unwrap_or_else(|e| e.into_inner()).0;
+            rooms = self.changed.wait_timeout(rooms, LOOK).unwrap_or_else(|e| e.into_inner()).0;
         }
     }
 

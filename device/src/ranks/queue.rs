@@ -13,7 +13,7 @@ const LEAST: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
-    turned: Condvar,
+    changed: Condvar,
     capacity: usize,
 }
 
@@ -28,18 +28,18 @@ impl<T> Queue<T> {
     pub(crate) fn new(jobs: usize) -> Self {
         let capacity = jobs.max(LEAST);
         let state = State { jobs: VecDeque::with_capacity(capacity), closed: false };
-        Self { state: Mutex::new(state), turned: Condvar::new(), capacity }
+        Self { state: Mutex::new(state), changed: Condvar::new(), capacity }
     }
 
     /// Adds a job. Only the submitting thread calls it.
     pub(crate) fn push(&self, job: T) {
         let mut state = self.lock();
         while state.jobs.len() == self.capacity {
-            state = self.turned.wait(state).unwrap_or_else(|e| e.into_inner());
+            state = self.changed.wait(state).unwrap_or_else(|e| e.into_inner());
         }
         state.jobs.push_back(job);
         drop(state);
-        self.turned.notify_one();
+        self.changed.notify_one();
     }
 
     /// Removes the next job, and blocks until there is a job. `None` if the queue is closed and
@@ -47,13 +47,13 @@ impl<T> Queue<T> {
     pub(crate) fn pop(&self) -> Option<T> {
         let mut state = self.lock();
         while state.jobs.is_empty() && !state.closed {
-            state = self.turned.wait(state).unwrap_or_else(|e| e.into_inner());
+            state = self.changed.wait(state).unwrap_or_else(|e| e.into_inner());
         }
         let was_full = state.jobs.len() == self.capacity;
         let job = state.jobs.pop_front();
         drop(state);
         if was_full {
-            self.turned.notify_one();
+            self.changed.notify_one();
         }
         job
     }
@@ -61,7 +61,7 @@ impl<T> Queue<T> {
     /// Closes the queue; no job is pushed afterwards.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
-        self.turned.notify_one();
+        self.changed.notify_one();
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {

@@ -54,7 +54,7 @@ pub(crate) struct RankState {
     pub(crate) meter: Meter,
     sleepers: AtomicUsize,
     mutex: Mutex<()>,
-    turned: Condvar,
+    changed: Condvar,
 }
 
 impl RankState {
@@ -78,7 +78,7 @@ impl RankState {
             meter: Meter::new(threads),
             sleepers: AtomicUsize::new(0),
             mutex: Mutex::new(()),
-            turned: Condvar::new(),
+            changed: Condvar::new(),
             work,
         }
     }
@@ -108,7 +108,7 @@ impl RankState {
         self.done[op.lane as usize].store(op.tick, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(self.mutex.lock());
-            self.turned.notify_all();
+            self.changed.notify_all();
         }
     }
 
@@ -200,7 +200,7 @@ impl RankState {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let mut guard = self.mutex.lock().unwrap_or_else(|e| e.into_inner());
         while !passed() {
-            guard = self.turned.wait(guard).unwrap_or_else(|e| e.into_inner());
+            guard = self.changed.wait(guard).unwrap_or_else(|e| e.into_inner());
         }
         drop(guard);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);

@@ -43,9 +43,9 @@ impl fmt::Display for SourceLine {
 }
 
 impl From<Arrival> for ArrivalRecord {
-    fn from(Arrival { op, site, tensor, detail, payload: told }: Arrival) -> Self {
+    fn from(Arrival { op, site, tensor, detail, payload }: Arrival) -> Self {
         let (file, line, column) = (site.file(), site.line(), site.column());
-        Self { op, line: SourceLine { file, line, column }, tensor, detail, payload: told }
+        Self { op, line: SourceLine { file, line, column }, tensor, detail, payload }
     }
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Rendezvous {
     pub(crate) slots: Mutex<Slots>,
     /// Copy of the slots' generation, for a thread that polls without their lock.
     generation: AtomicU64,
-    pub(crate) turned: Condvar,
+    pub(crate) changed: Condvar,
 }
 
 impl Slots {
@@ -116,7 +116,14 @@ impl Slots {
 impl Rendezvous {
     pub(crate) fn new(id: u64, members: Vec<usize>, elsewhere: Vec<usize>) -> Self {
         let (slots, generation) = (Mutex::new(Slots::new(members.len())), AtomicU64::new(0));
-        Self { id, members, remote_processes: elsewhere, slots, generation, turned: Condvar::new() }
+        Self {
+            id,
+            members,
+            remote_processes: elsewhere,
+            slots,
+            generation,
+            changed: Condvar::new(),
+        }
     }
 
     /// Records that a member in another process has entered.
@@ -134,12 +141,12 @@ impl Rendezvous {
     ) {
         if slots.put(member, generation, record) {
             self.generation.store(slots.generation, Ordering::Release);
-            self.turned.notify_all();
+            self.changed.notify_all();
         }
     }
 
     /// Whether all members have entered rendezvous `generation`. Does not lock the slots.
-    pub(crate) fn has_turned(&self, generation: u64) -> bool {
+    pub(crate) fn has_advanced(&self, generation: u64) -> bool {
         self.generation.load(Ordering::Acquire) != generation
     }
 }

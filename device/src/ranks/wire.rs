@@ -71,7 +71,7 @@ impl<'a> Message<'a> {
             1 => {
                 let [world, rendezvous, member, generation] = from.all()?;
                 let tensor = Tensor::from_words(from.all()?)?;
-                let [detail, told] = from.all()?;
+                let [detail, payload] = from.all()?;
                 let op = known(from.text()?);
                 let file = known(from.text()?);
                 let line = u32::try_from(from.number()?).ok()?;
@@ -81,7 +81,7 @@ impl<'a> Message<'a> {
                     line: SourceLine { file, line, column },
                     tensor,
                     detail: detail as usize,
-                    payload: told,
+                    payload,
                 };
                 Self::Arrival { world, rendezvous, member: member as usize, generation, record }
             }
@@ -115,9 +115,9 @@ fn known(text: &str) -> &'static str {
     match all.get(text) {
         Some(known) => known,
         None => {
-            let kept: &'static str = Box::leak(text.to_owned().into_boxed_str());
-            all.insert(kept);
-            kept
+            let leaked: &'static str = Box::leak(text.to_owned().into_boxed_str());
+            all.insert(leaked);
+            leaked
         }
     }
 }
@@ -188,7 +188,7 @@ mod tests {
     use crate::{Arena, Dtype, Plan};
 
     #[test]
-    fn letters_arrive_as_they_were_sent() {
+    fn messages_arrive_as_they_were_sent() {
         let mut plan = Plan::default();
         let tensor = plan.tensor((Arena::Pinned, "test"), "x", Dtype::Bf16, (3, 5)).t();
         let place = SourceLine { file: "a/b.rs", line: 7, column: 9 };

@@ -129,8 +129,8 @@ impl Device {
             }
             let view = |(t, staged)| -> View<'_> {
                 let (t, staged): (&Tensor, &Vec<f32>) = (t, staged);
-                let there = self.executor().in_memory(t.slice(range.clone()));
-                there.unwrap_or(View::F32(staged))
+                let in_memory = self.executor().in_memory(t.slice(range.clone()));
+                in_memory.unwrap_or(View::F32(staged))
             };
             let views = tensors.iter().zip(&staged).map(view).collect();
             let all = Runs { first: from, len: range.len(), views };

@@ -47,8 +47,8 @@ fn key(op: &Op) -> String {
     }
     op.accesses(&mut |mode, t| {
         let align = t.range().start.trailing_zeros().min(8);
-        let turned = t.is_transposed();
-        let _ = write!(key, " {mode:?} {:?} {:?} {turned} {align}", t.dtype(), t.shape());
+        let transposed = t.is_transposed();
+        let _ = write!(key, " {mode:?} {:?} {:?} {transposed} {align}", t.dtype(), t.shape());
     });
     if let Some(call) = call(op) {
         let _ = write!(key, " {:?} {:?}", call.group, call.kind);

@@ -47,7 +47,7 @@ struct TeamState {
     job: UnsafeCell<Option<Job>>,
     sleepers: AtomicUsize,
     mutex: Mutex<()>,
-    turned: Condvar,
+    changed: Condvar,
     /// Whether the caller sleeps until no helper is at work.
     waits: AtomicBool,
     rested: Condvar,
@@ -85,7 +85,7 @@ impl ThreadTeam {
             job: UnsafeCell::new(None),
             sleepers: AtomicUsize::new(0),
             mutex: Mutex::new(()),
-            turned: Condvar::new(),
+            changed: Condvar::new(),
             waits: AtomicBool::new(false),
             rested: Condvar::new(),
             bound: AtomicUsize::new(0),
@@ -149,7 +149,7 @@ impl ThreadTeam {
         shared.state.fetch_add(JOB | OPEN, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             drop(shared.mutex.lock().unwrap_or_else(PoisonError::into_inner));
-            shared.turned.notify_all();
+            shared.changed.notify_all();
         }
         work(0);
         drop(open);
@@ -300,7 +300,7 @@ impl TeamState {
             let ended = self.ended.load(Ordering::SeqCst);
             if !ended && !is_new(self.state.load(Ordering::SeqCst)) {
                 // A woken helper polls again: this job may be over, but the next one follows soon.
-                drop(self.turned.wait(guard).unwrap_or_else(PoisonError::into_inner));
+                drop(self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner));
             }
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
             if ended {
@@ -314,7 +314,7 @@ impl Drop for ThreadTeam {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::SeqCst);
         drop(self.shared.mutex.lock().unwrap_or_else(PoisonError::into_inner));
-        self.shared.turned.notify_all();
+        self.shared.changed.notify_all();
         for helper in self.helpers.drain(..) {
             drop(helper.join());
         }

@@ -163,7 +163,7 @@ fn op(draw: &mut Draw, lane: Lane, [device, pinned]: [Tensor; 2]) -> (Op, Vec<(M
 }
 
 /// The device's verdict. The device keeps its first error, so the test checks after every action.
-fn asked(result: Result<(), Error>) -> Verdict {
+fn verdict_of(result: Result<(), Error>) -> Verdict {
     match result {
         // The recorder has no data: a read with this error was admitted.
         Ok(()) | Err(Error::NoData) => Verdict::Fine,
@@ -193,7 +193,7 @@ fn act(
             }
             let (op, accesses) = op(draw, lane, tensors);
             dev.submit(lane, op);
-            (asked(dev.sync(Event::default())), graph.op(lane, &accesses))
+            (verdict_of(dev.sync(Event::default())), graph.op(lane, &accesses))
         }
         8..11 => {
             events.push((dev.record(lane), graph.last[lane as usize]));
@@ -210,7 +210,7 @@ fn act(
         16 if !events.is_empty() => {
             let (event, node) = events[draw.below(events.len() as u64) as usize];
             graph.sync(node);
-            (asked(dev.sync(event)), Verdict::Fine)
+            (verdict_of(dev.sync(event)), Verdict::Fine)
         }
         17 => {
             // A fence orders all lanes, so that programs can become long.
@@ -230,10 +230,10 @@ fn act(
             let (len, which) = (1 + draw.below(3), draw.below(2) as usize);
             let t = draw.run(tensors[which], len);
             if draw.below(2) == 0 {
-                let said = asked(dev.read(t, &mut vec![0.0; t.len()]));
-                (said, graph.touch(Mode::Read, t))
+                let verdict = verdict_of(dev.read(t, &mut vec![0.0; t.len()]));
+                (verdict, graph.touch(Mode::Read, t))
             } else {
-                (asked(dev.write(t, &|_| 0.0)), graph.touch(Mode::Write, t))
+                (verdict_of(dev.write(t, &|_| 0.0)), graph.touch(Mode::Write, t))
             }
         }
         _ => silent,
@@ -261,10 +261,10 @@ fn refused_at(program: u64) -> Refusal {
         assert_eq!(graph.touch(Mode::Write, t), Verdict::Fine);
     }
     for action in 0..ACTIONS {
-        let (said, oracle) = act(&mut draw, &dev, &mut graph, &mut events, tensors);
-        assert_eq!(said, oracle, "program {program}, action {action}: the device, the oracle");
-        if said != Verdict::Fine {
-            return Some((action, said));
+        let (verdict, oracle) = act(&mut draw, &dev, &mut graph, &mut events, tensors);
+        assert_eq!(verdict, oracle, "program {program}, action {action}: the device, the oracle");
+        if verdict != Verdict::Fine {
+            return Some((action, verdict));
         }
     }
     None
@@ -279,10 +279,10 @@ fn the_check_refuses_exactly_the_programs_that_reachability_refuses_and_at_the_s
         |wanted: &dyn Fn(&Refusal) -> bool| verdicts.iter().filter(|v| wanted(v)).count() as u64;
     // The programs must cover all verdicts, and both late and early refusals.
     let accepted = count(&|v| v.is_none());
-    let late = count(&|v| v.is_some_and(|(at, said)| at > 8 && said == Verdict::Hazard));
-    let overlaps = count(&|v| v.is_some_and(|(_, said)| said == Verdict::Overlap));
+    let hazards = count(&|v| v.is_some_and(|(at, verdict)| at > 8 && verdict == Verdict::Hazard));
+    let overlaps = count(&|v| v.is_some_and(|(_, verdict)| verdict == Verdict::Overlap));
     println!(
-        "{programs} programs: {accepted} accepted, {late} hazards after 8 actions, {overlaps} overlaps"
+        "{programs} programs: {accepted} accepted, {hazards} hazards after 8 actions, {overlaps} overlaps"
     );
-    assert!(accepted > programs / 50 && late > programs / 10 && overlaps > programs / 50);
+    assert!(accepted > programs / 50 && hazards > programs / 10 && overlaps > programs / 50);
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 #[derive(Debug)]
 struct FickleTask {
     ranges: [Tensor; 2],
-    asked: Arc<AtomicUsize>,
+    calls: Arc<AtomicUsize>,
 }
 
 impl HostTask for FickleTask {
@@ -24,7 +24,7 @@ impl HostTask for FickleTask {
         "fickle"
     }
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
-        visit(Mode::Write, self.ranges[self.asked.fetch_add(1, Ordering::SeqCst).min(1)]);
+        visit(Mode::Write, self.ranges[self.calls.fetch_add(1, Ordering::SeqCst).min(1)]);
     }
     fn run(&self, arg: u64, host: &mut HostContext<'_>) -> Result<(), String> {
         host.write_as::<f32>(self.ranges[arg as usize])?.fill(1.0);
@@ -49,23 +49,23 @@ fn run(lanes: Lanes, arg: u64) -> (Result<f64, Error>, usize) {
         work,
     };
     let dev = cpu::open(rank, &Arc::new(plan), &world, &options).unwrap();
-    let asked = Arc::new(AtomicUsize::new(0));
-    let task = HostOp::new(FickleTask { ranges, asked: Arc::clone(&asked) });
+    let calls = Arc::new(AtomicUsize::new(0));
+    let task = HostOp::new(FickleTask { ranges, calls: Arc::clone(&calls) });
     dev.submit_host(&task, 0);
     dev.submit_host(&task, arg);
     let mut first = [0.0];
     let read = dev.sync_all().and_then(|()| dev.read(ranges[0].slice(7..8), &mut first));
-    (read.map(|()| first[0]), asked.load(Ordering::SeqCst))
+    (read.map(|()| first[0]), calls.load(Ordering::SeqCst))
 }
 
 #[test]
-fn a_task_is_asked_once_and_gets_that_and_nothing_else() {
+fn the_accesses_of_a_task_are_read_once_and_the_task_gets_no_others() {
     for lanes in [Lanes::Inline, Lanes::Threads { chaos_us: 0 }] {
-        let (value, asked) = run(lanes, 0);
-        assert_eq!((value.unwrap(), asked), (1.0, 1));
-        let (value, asked) = run(lanes, 1);
+        let (value, calls) = run(lanes, 0);
+        assert_eq!((value.unwrap(), calls), (1.0, 1));
+        let (value, calls) = run(lanes, 1);
         let problem = value.unwrap_err().to_string();
         assert!(problem.contains("not declared as written"), "{problem}");
-        assert_eq!(asked, 1);
+        assert_eq!(calls, 1);
     }
 }

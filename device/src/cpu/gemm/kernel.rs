@@ -129,14 +129,14 @@ fn kernel<
     assert!(kc == 0 || b.len() >= VECTORS * S::F32_LANES + steps * b_stride);
     let (mut a, mut b) = (a.as_ptr(), b.as_ptr());
     macro_rules! fuse {
-        ($ahead:expr) => {
-            let b = b.wrapping_add($ahead * b_stride).cast::<[S::f32s; VECTORS]>();
-            // SAFETY: a and b are at a step of k from which `ahead` more are below kc: the
+        ($step:expr) => {
+            let b = b.wrapping_add($step * b_stride).cast::<[S::f32s; VECTORS]>();
+            // SAFETY: a and b are at a step of k from which `step` more are below kc: the
             // assertion of b's length covers the vectors, which are plain numbers, at any address.
             let vectors = unsafe { b.read_unaligned() };
             for (row, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: as above, and row < ROWS: the assertion of a's length covers the element.
-                let a = unsafe { *a.wrapping_add(row * to_row + $ahead * to_step) };
+                let a = unsafe { *a.wrapping_add(row * to_row + $step * to_step) };
                 let a = simd.splat_f32s(a);
                 for (sum, b) in sums.iter_mut().zip(vectors) {
                     *sum = simd.mul_add_f32s(a, b, *sum);
@@ -146,8 +146,8 @@ fn kernel<
     }
     // Unrolling keeps the order of operations and only removes instructions between them.
     for _ in 0..kc / UNROLL {
-        for ahead in 0..UNROLL {
-            fuse!(ahead);
+        for step in 0..UNROLL {
+            fuse!(step);
         }
         (a, b) = (a.wrapping_add(UNROLL * to_step), b.wrapping_add(UNROLL * b_stride));
     }

@@ -265,16 +265,16 @@ fn what_is_read_in_place_or_packed_has_the_same_product() {
     for [m, n, k] in many.into_iter().chain(few) {
         let bias = (n % 32 != 0).then(|| r.data(1, n));
         let (a, b) = (r.data(0, m * k), r.data(0, k * n));
-        let turned = |x: &Data, rows: usize, cols: usize| {
+        let transposed = |x: &Data, rows: usize, cols: usize| {
             Data::F32((0..rows * cols).map(|i| x.get(i % rows * cols + i / rows) as f32).collect())
         };
-        let (a_turned, b_turned) = (turned(&a, m, k), turned(&b, k, n));
+        let (a_transposed, b_transposed) = (transposed(&a, m, k), transposed(&b, k, n));
         let mut product = |a: &Operand, b: &Operand| {
             let c = (Data::F32(vec![0.0; m * n]), n);
             let (a, b) = (a.clone(), b.clone());
             Case { size: [m, n, k], a, b, c, beta: 0.0, bias: bias.clone() }.run(&mut scratch)
         };
-        let (a, b) = ([(a, k, 1), (a_turned, 1, m)], [(b, n, 1), (b_turned, 1, k)]);
+        let (a, b) = ([(a, k, 1), (a_transposed, 1, m)], [(b, n, 1), (b_transposed, 1, k)]);
         let want = product(&a[0], &b[0]);
         for (a, b) in [(&a[0], &b[1]), (&a[1], &b[0]), (&a[1], &b[1])] {
             assert_eq!(product(a, b), want, "{m} {n} {k}");

@@ -148,12 +148,12 @@ mod tests {
                 let cache = rig.put(dtype, (n, width), &noise(2, n * width));
                 let out = rig.out(dtype, (1, count * dim));
                 rig.run(&Op::CachedAttention { q, cache, out, heads });
-                let (q, kept) = (rig.get(q), rig.get(cache));
+                let (q, cache) = (rig.get(q), rig.get(cache));
                 let mut want = Vec::new();
                 for head in 0..count {
                     let of = |part: usize, p: usize, d: usize| {
                         let head = part * kv_count + head * kv_count / count;
-                        kept[p * width + head * dim + d]
+                        cache[p * width + head * dim + d]
                     };
                     let score = |p: usize| -> f64 {
                         let x: f64 = (0..dim).map(|d| q[head * dim + d] * of(0, p, d)).sum();

@@ -302,7 +302,7 @@ fn column_sum(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{NO_DROPOUT, Rig, TYPES, assert_close, kept, noise};
+    use super::super::testing::{NO_DROPOUT, Rig, TYPES, assert_close, dropout_factor, noise};
     use super::*;
     use crate::Tensor;
 
@@ -405,7 +405,9 @@ mod tests {
                     dropout,
                 });
                 let first = dropout.first_row as usize * cols;
-                let y = |i: usize| residual[i] + (x[i] + bias[i % cols]) * kept(dropout, first + i);
+                let y = |i: usize| {
+                    residual[i] + (x[i] + bias[i % cols]) * dropout_factor(dropout, first + i)
+                };
                 let want: Vec<f64> = (0..n).map(y).collect();
                 assert_close(&rig.get(ty), &want, 1e-6, ulp);
             }
@@ -422,7 +424,7 @@ mod tests {
             rig.run(&Op::Dropout { x: tx, y: ty, dropout: DROPOUT });
             let y = rig.get(ty);
             let want: Vec<f64> =
-                (0..x.len()).map(|i| x[i] * kept(DROPOUT, 12 * cols + i)).collect();
+                (0..x.len()).map(|i| x[i] * dropout_factor(DROPOUT, 12 * cols + i)).collect();
             assert_close(&y, &want, 1e-7, ulp);
             let part = rig.put(dtype, (4, cols), &x[3 * cols..7 * cols]);
             rig.run(&Op::Dropout {

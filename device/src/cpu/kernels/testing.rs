@@ -151,7 +151,7 @@ pub(super) fn assert_close(got: &[f64], want: &[f64], absolute: f64, relative: f
 }
 
 /// Dropout's factor of element `index`.
-pub(super) fn kept(dropout: Dropout, index: usize) -> f64 {
+pub(super) fn dropout_factor(dropout: Dropout, index: usize) -> f64 {
     let p = f64::from(dropout.p);
     let keeps = random::keeps(dropout.key, index as u64, random::keep_threshold(dropout.p));
     if keeps || p == 0.0 { 1.0 / (1.0 - p) } else { 0.0 }

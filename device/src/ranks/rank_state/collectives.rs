@@ -234,7 +234,7 @@ mod tests {
     use super::message_bytes;
 
     #[test]
-    fn letters_of_two_rounds_wait_on_either_side() {
+    fn messages_of_two_rounds_wait_on_either_side() {
         // Parts of 64 bytes, with 33 of their message.
         assert_eq!(message_bytes(256, 4, 2), 2 * 2 * 2 * (33 + 64) + 2 * 64);
         assert_eq!(message_bytes(1 << 30, 4, 3), 2 * 2 * 3 * (33 + (1 << 20)) + (2 << 20));

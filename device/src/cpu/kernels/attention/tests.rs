@@ -1,5 +1,5 @@
 use super::super::testing::{
-    NO_DROPOUT, Rig, TYPES, assert_close, differences, inner, kept, noise, starts,
+    NO_DROPOUT, Rig, TYPES, assert_close, differences, dropout_factor, inner, noise, starts,
 };
 use super::*;
 use crate::Dtype;
@@ -44,7 +44,7 @@ fn attention_f64(
         let sample = dropout.first_row as usize / t + b;
         for k in from..=q {
             let index = ((sample * total + first + h) * t + q) * t + k;
-            let weight = score(k).exp() / sum * kept(dropout, index);
+            let weight = score(k).exp() / sum * dropout_factor(dropout, index);
             let row = &mut out[(b * t + q) * width + h * d..][..d];
             row.iter_mut().zip(at(b, k, 2, h)).for_each(|(o, v)| *o += weight * v);
         }

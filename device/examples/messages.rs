@@ -1,7 +1,7 @@
 //! Times messages between the processes of a run, and collectives of four virtual GPUs that are
 //! divided among the processes. The simulator's figures are from here
 //! (`engine/predict/src/sim/cost/across.rs`): `cargo build --release -p device --features mpi
-//! --example letters`, then `mpirun -n 2 target/release/examples/letters`.
+//! --example messages`, then `mpirun -n 2 target/release/examples/messages`.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "an example shows what it found")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
@@ -22,10 +22,10 @@ fn main() -> Result<(), String> {
     let others = processes.count() - 1;
     let mut lines = String::new();
     if others > 0 {
-        let word = |count, bytes: usize| {
-            median(count, || drop(processes.exchange("word", vec![0; bytes])))
+        let message = |count, bytes: usize| {
+            median(count, || drop(processes.exchange("message", vec![0; bytes])))
         };
-        let (way, mib) = (word(301, 0), word(31, MIB));
+        let (way, mib) = (message(301, 0), message(31, MIB));
         // The MPI thread sends these messages and receives as many.
         let many = median(5, || {
             (0..5_000).for_each(|_| processes.beat());
@@ -33,7 +33,7 @@ fn main() -> Result<(), String> {
         });
         let each = many / (10_000 * others) as f64;
         lines = format!(
-            "until a letter has come {way:.1} us, one of 1 MiB {mib:.0} us; each letter sent or taken {each:.2} us\n"
+            "until a message arrives {way:.1} us, one of 1 MiB {mib:.0} us; each message sent or received {each:.2} us\n"
         );
     }
     lines += &collectives(&processes);
