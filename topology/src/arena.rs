@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_not_there_is_said_and_the_memory_is_there_all_the_same() {
+    fn a_missing_node_is_named_and_the_memory_is_allocated_elsewhere() {
         let cpus = crate::current_binding().unwrap();
         let arena = Arena::new(1, &[77], &cpus).unwrap();
         let report = arena.report();
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn where_binding_is_forbidden_the_first_touch_places_and_that_is_said() {
+    fn if_binding_is_forbidden_the_first_touch_places_and_a_warning_says_so() {
         let arena = |cpus: Vec<u32>| {
             move || forbid_binding().then(|| Arena::new(5 << 20, &[0], &cpus).unwrap())
         };

@@ -74,16 +74,16 @@ impl LiveMachine {
 /// After an error the thread may be bound to fewer CPUs than before: the kernel silently drops
 /// CPUs that the process may not use. [`Error::BoundElsewhere`] reports this.
 pub fn bind_current_thread(cpus: &[u32]) -> Result<(), Error> {
-    let asked = ascending(cpus.iter().copied());
-    let set: CpuSet = asked.iter().copied().collect();
+    let requested = ascending(cpus.iter().copied());
+    let set: CpuSet = requested.iter().copied().collect();
     let mut threads = LiveMachine::get()?.threads();
     threads.set_cpubind(set, CpuBindFlags::CPUBIND_THREAD).map_err(
         |CpuBindError::Generic(errno, _)| Error::Bind {
-            cpus: format_cpu_list(&asked),
+            cpus: format_cpu_list(&requested),
             source: io::Error::from_raw_os_error(errno),
         },
     )?;
-    must_match(&asked, &binding(&threads)?)
+    must_match(&requested, &binding(&threads)?)
 }
 
 /// The logical CPUs on which the calling thread may run, ascending.
@@ -99,11 +99,11 @@ fn binding(threads: &Topology) -> Result<Vec<u32>, Error> {
 }
 
 /// Refuses a binding that the kernel reduced.
-fn must_match(asked: &[u32], got: &[u32]) -> Result<(), Error> {
-    if got == asked {
+fn must_match(requested: &[u32], got: &[u32]) -> Result<(), Error> {
+    if got == requested {
         return Ok(());
     }
-    Err(Error::BoundElsewhere { asked: format_cpu_list(asked), got: format_cpu_list(got) })
+    Err(Error::BoundElsewhere { requested: format_cpu_list(requested), got: format_cpu_list(got) })
 }
 
 #[cfg(test)]

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_are_no_ones_home_go_to_their_socket() {
+    fn nodes_without_ranks_go_to_their_socket() {
         let machine = Machine::from_synthetic("pack:2 numa:4 core:4 pu:1").unwrap_or_else(|_| {
             Machine::from_synthetic("pack:2 group:4 numa:1 core:4 pu:1").unwrap()
         });

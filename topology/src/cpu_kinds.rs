@@ -32,30 +32,30 @@ pub(crate) unsafe fn of(topology: *mut c_void) -> Vec<RawCpuKind> {
     // SAFETY: hwloc/cpukinds.h declares it so in each 2.x that has it.
     let count = unsafe { library.get::<KindCount>(b"hwloc_cpukinds_get_nr\0") };
     // SAFETY: as above.
-    let tell = unsafe { library.get::<KindQuery>(b"hwloc_cpukinds_get_info\0") };
-    let (Ok(count), Ok(tell)) = (count, tell) else { return Vec::new() };
+    let query = unsafe { library.get::<KindQuery>(b"hwloc_cpukinds_get_info\0") };
+    let (Ok(count), Ok(query)) = (count, query) else { return Vec::new() };
     // SAFETY: the caller's topology is loaded.
     let count = unsafe { count(topology, 0) };
     let kinds = (0..c_uint::try_from(count).unwrap_or(0)).filter_map(|kind| {
         // SAFETY: as above.
-        unsafe { told(topology, kind, &tell) }
+        unsafe { kind_of(topology, kind, &query) }
     });
     kinds.collect()
 }
 
 /// # Safety
 /// As [`of`].
-unsafe fn told(
+unsafe fn kind_of(
     topology: *mut c_void,
     kind: c_uint,
-    tell: &Symbol<KindQuery>,
+    query: &Symbol<KindQuery>,
 ) -> Option<RawCpuKind> {
     let set = CpuSet::new();
     let (mut efficiency, mut count, mut at) = (-1, 0, ptr::null());
     let to = set.as_ptr().cast_mut().cast();
     // SAFETY: the set is owned here, and there is a place for each of the three answers.
     let result =
-        unsafe { tell(topology, kind, to, &raw mut efficiency, &raw mut count, &raw mut at, 0) };
+        unsafe { query(topology, kind, to, &raw mut efficiency, &raw mut count, &raw mut at, 0) };
     if result != 0 {
         return None;
     }

@@ -73,10 +73,10 @@ pub enum Error {
         source: io::Error,
     },
     /// The operating system accepted the binding but left out some of the CPUs.
-    #[error("asked to bind the thread to CPUs {asked:?}, but it may only use {got:?}")]
+    #[error("asked to bind the thread to CPUs {requested:?}, but it may only use {got:?}")]
     BoundElsewhere {
         /// The requested CPUs.
-        asked: String,
+        requested: String,
         /// The CPUs on which the thread now runs.
         got: String,
     },

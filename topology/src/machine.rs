@@ -208,8 +208,8 @@ impl Machine {
         let index = |id| self.numa_nodes.iter().position(|node| node.id == id);
         let (Some(i), Some(j)) = (index(from), index(to)) else { return u64::MAX };
         let (a, b) = (&self.numa_nodes[i], &self.numa_nodes[j]);
-        let told = a.distances.get(j).copied();
-        told.unwrap_or(if i == j {
+        let distance = a.distances.get(j).copied();
+        distance.unwrap_or(if i == j {
             10
         } else if a.package == b.package {
             12

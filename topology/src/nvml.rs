@@ -77,10 +77,10 @@ pub(crate) fn ask(library: &OsStr, gpus: &[PciAddress]) -> Result<Vec<Option<Nvm
     let loaded = unsafe { Library::new(library) };
     let library = loaded.map_err(|_| format!("no {} was found", library.display()))?;
     let functions = Functions::of(&library).map_err(|why| format!("{NAME}: {why}"))?;
-    let told = gpus.iter().map(|gpu| functions.told(*gpu)).collect();
+    let reports = gpus.iter().map(|gpu| functions.gpu(*gpu)).collect();
     // SAFETY: `of` initialised it, and no call follows.
     unsafe { (functions.shutdown)() };
-    Ok(told)
+    Ok(reports)
 }
 
 impl<'l> Functions<'l> {
@@ -103,7 +103,7 @@ impl<'l> Functions<'l> {
         }
     }
 
-    fn told(&self, gpu: PciAddress) -> Option<NvmlGpu> {
+    fn gpu(&self, gpu: PciAddress) -> Option<NvmlGpu> {
         let address = CString::new(gpu.to_string()).ok()?;
         let mut device = ptr::null_mut();
         // SAFETY: the address is NUL-terminated, and `device` has room for the handle.
@@ -132,8 +132,8 @@ impl<'l> Functions<'l> {
         let mb_per_s = number(&self.version, device, link).map_or(25_000, mb_per_s);
         let mut info = PciInfo::default();
         // SAFETY: `info` has the layout that the library writes.
-        let told = unsafe { (self.remote)(device, link, &raw mut info) } == SUCCESS;
-        let to = words(&info.address).filter(|_| told).and_then(|text| text.parse().ok());
+        let is_known = unsafe { (self.remote)(device, link, &raw mut info) } == SUCCESS;
+        let to = words(&info.address).filter(|_| is_known).and_then(|text| text.parse().ok());
         let to_switch =
             self.remote_type.as_ref().is_some_and(|of| number(of, device, link) == Ok(SWITCH));
         NvLink { mb_per_s, to, to_switch }

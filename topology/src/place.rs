@@ -225,9 +225,9 @@ fn spread_staging(machine: &Machine, request: &Request, placement: &mut Placemen
         bytes: place.bytes_by_node(machine, host),
     };
     let needs: Vec<Needs<u32>> = placement.ranks.iter().map(needs).collect();
-    let there = |id| machine.numa_node(id).map_or(u64::MAX, |node| room(node).0);
+    let available = |id| machine.numa_node(id).map_or(u64::MAX, |node| room(node).0);
     let mut moved: BTreeMap<u32, u64> = BTreeMap::new();
-    let far = far_staging(host.staging, &needs, there);
+    let far = far_staging(host.staging, &needs, available);
     for (place, far) in placement.ranks.iter_mut().zip(far) {
         *moved.entry(place.numa_node).or_default() +=
             far.iter().map(|(_, bytes)| bytes).sum::<u64>();
@@ -396,9 +396,10 @@ fn needed(machine: &Machine, request: &Request, ranks: &[RankPlace]) -> BTreeMap
 /// Texts about the nodes with fewer bytes than are `needed` there.
 fn short_nodes(machine: &Machine, needed: &BTreeMap<u32, u64>) -> Vec<String> {
     let short = |(id, bytes): (&u32, &u64)| {
-        let (there, word) = room(machine.numa_node(*id)?);
-        let [wanted, left] = [*bytes, there].map(format_bytes);
-        (*bytes > there).then(|| format!("the ranks need {wanted} on node {id}, {left} are {word}"))
+        let (available, word) = room(machine.numa_node(*id)?);
+        let [wanted, left] = [*bytes, available].map(format_bytes);
+        (*bytes > available)
+            .then(|| format!("the ranks need {wanted} on node {id}, {left} are {word}"))
     };
     needed.iter().filter_map(short).collect()
 }

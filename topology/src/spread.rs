@@ -34,21 +34,22 @@ pub(crate) fn sums<N: Ord>(parts: impl IntoIterator<Item = (N, u64)>) -> BTreeMa
 }
 
 /// For each rank, the nodes and bytes of the part of its `staging` bytes that the node next to its
-/// GPU cannot hold; usually empty. `there` returns the bytes of a node. Ranks of a node move equal
-/// parts, each in equal parts to its other nodes, even if these cannot hold them.
+/// GPU cannot hold; usually empty. `available` returns the bytes of a node. Ranks of a node
+/// move equal parts, each in equal parts to its other nodes, even if these cannot hold them.
 pub fn far_staging<N: Copy + Ord>(
     staging: u64,
     ranks: &[Needs<N>],
-    there: impl Fn(N) -> u64,
+    available: impl Fn(N) -> u64,
 ) -> Vec<Vec<(N, u64)>> {
     let needed = sums(ranks.iter().flat_map(|rank| rank.bytes.clone()));
     let of_rank = |rank: &Needs<N>| {
-        let (needed, there) = (needed.get(&rank.home).copied().unwrap_or(0), there(rank.home));
-        if needed <= there || staging == 0 || rank.others.is_empty() {
+        let (needed, available) =
+            (needed.get(&rank.home).copied().unwrap_or(0), available(rank.home));
+        if needed <= available || staging == 0 || rank.others.is_empty() {
             return Vec::new();
         }
         let movers = ranks.iter().filter(|r| r.home == rank.home && !r.others.is_empty());
-        let over = needed - (there - there / SPARE);
+        let over = needed - (available - available / SPARE);
         let each = over.div_ceil(movers.count() as u64).min(staging);
         in_parts(each, &rank.others)
     };

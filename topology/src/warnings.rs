@@ -353,7 +353,7 @@ mod tests {
     use crate::memory::tests::Tree;
 
     #[test]
-    fn surroundings_are_told_where_they_hurt() {
+    fn surroundings_get_a_warning_if_they_cost_speed() {
         let machine = Machine::from_synthetic("pack:2 numa:1 core:2 pu:1").unwrap();
         let tree = Tree::new();
         tree.write("proc/sys/kernel/numa_balancing", "1");

@@ -110,14 +110,14 @@ fn numa_nodes(raw: &RawBox) -> Result<(Vec<NumaNode>, Vec<usize>), Error> {
 }
 
 fn with_distances(raw: &RawBox, mut nodes: Vec<NumaNode>, objects: &[usize]) -> Vec<NumaNode> {
-    let Some(told) = &raw.numa_distances else { return nodes };
-    let place = |object: usize| told.objects.iter().position(|o| *o == Some(object));
+    let Some(matrix) = &raw.numa_distances else { return nodes };
+    let place = |object: usize| matrix.objects.iter().position(|o| *o == Some(object));
     let Some(places) = objects.iter().map(|o| place(*o)).collect::<Option<Vec<_>>>() else {
         return nodes;
     };
-    let n = told.objects.len();
+    let n = matrix.objects.len();
     for (node, from) in nodes.iter_mut().zip(&places) {
-        node.distances = places.iter().map(|to| told.values[from * n + to]).collect();
+        node.distances = places.iter().map(|to| matrix.values[from * n + to]).collect();
     }
     nodes
 }
@@ -198,10 +198,10 @@ fn take_in(cores: &mut [Core], strays: &[(usize, Vec<u32>)]) {
 
 /// The kinds of cores, the fastest first; empty if there is one kind, or if their order is unknown.
 fn core_kinds(raw: &RawBox) -> Vec<CoreKind> {
-    let told = |kind: &RawCpuKind, key: &str| value_of(&kind.infos, key);
+    let info = |kind: &RawCpuKind, key: &str| value_of(&kind.infos, key);
     let speed = |kind: &RawCpuKind| {
         let keys = ["FrequencyMaxMHz", "FrequencyBaseMHz", "LinuxCapacity"];
-        keys.iter().find_map(|key| told(kind, key)?.parse().ok())
+        keys.iter().find_map(|key| info(kind, key)?.parse().ok())
     };
     let mut kinds: Vec<&RawCpuKind> = raw.cpu_kinds.iter().collect();
     kinds.sort_by_key(|kind| std::cmp::Reverse(kind.efficiency));
@@ -211,7 +211,7 @@ fn core_kinds(raw: &RawBox) -> Vec<CoreKind> {
         return Vec::new();
     }
     let kind = |kind: &RawCpuKind| CoreKind {
-        name: told(kind, "CoreType"),
+        name: info(kind, "CoreType"),
         speed: speed(kind),
         cpus: kind.cpus.clone(),
     };
@@ -261,7 +261,7 @@ fn pci(raw: &RawBox) -> (Vec<PciNode>, Vec<Gpu>, Vec<usize>) {
 
 fn gpu(raw: &RawBox, index: usize, pci: PciAddress, node: usize, numa_node: Option<u32>) -> Gpu {
     let object = &raw.objects[index];
-    let told = |key: &str| {
+    let info = |key: &str| {
         let own = object.infos.iter();
         let below = os_devices(raw, index).flat_map(|device| &device.infos);
         value_of(own.chain(below), key)
@@ -270,9 +270,9 @@ fn gpu(raw: &RawBox, index: usize, pci: PciAddress, node: usize, numa_node: Opti
     Gpu {
         pci,
         node,
-        uuid: told("NVIDIAUUID"),
-        model: told("GPUModel")
-            .or_else(|| told("PCIDevice"))
+        uuid: info("NVIDIAUUID"),
+        model: info("GPUModel")
+            .or_else(|| info("PCIDevice"))
             .or_else(|| nvlink::model_name(device_id).map(str::to_owned)),
         device_id,
         numa_node,

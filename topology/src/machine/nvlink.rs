@@ -18,30 +18,30 @@ pub(crate) fn complete(machine: &mut Machine, library: &OsStr) {
     if gpus.is_empty() {
         return;
     }
-    let told = match nvml::ask(library, &gpus) {
-        Ok(told) => told,
+    let reports = match nvml::ask(library, &gpus) {
+        Ok(reports) => reports,
         Err(why) => {
             machine.nvlink_unknown = machine.nvlink.is_empty().then_some(why);
             return;
         }
     };
-    for (gpu, told) in machine.gpus.iter_mut().zip(&told) {
-        gpu.uuid = gpu.uuid.take().or_else(|| told.as_ref()?.uuid.clone());
+    for (gpu, report) in machine.gpus.iter_mut().zip(&reports) {
+        gpu.uuid = gpu.uuid.take().or_else(|| report.as_ref()?.uuid.clone());
     }
-    let hidden = told.iter().filter(|told| told.is_none()).count();
-    if hidden < told.len() {
-        machine.nvlink = from_driver(machine, &told);
+    let hidden = reports.iter().filter(|report| report.is_none()).count();
+    if hidden < reports.len() {
+        machine.nvlink = from_driver(machine, &reports);
     }
     machine.nvlink_unknown =
         (hidden > 0).then(|| format!("{} does not show {hidden} of the GPUs", nvml::NAME));
 }
 
 /// MB/s from GPU to GPU, from the driver's answers.
-fn from_driver(machine: &Machine, told: &[Option<NvmlGpu>]) -> Vec<Vec<u64>> {
+fn from_driver(machine: &Machine, reports: &[Option<NvmlGpu>]) -> Vec<Vec<u64>> {
     let switches = machine.pci.iter().filter(|object| object.kind == PciKind::NvSwitch);
     let switches: Vec<_> = switches.filter_map(|object| object.address).collect();
     let sum = |gpu: usize, counts: &dyn Fn(&NvLink) -> bool| {
-        let links = told[gpu].iter().flat_map(|told| &told.links);
+        let links = reports[gpu].iter().flat_map(|report| &report.links);
         links.filter(|link| counts(link)).map(|link| link.mb_per_s).sum::<u64>()
     };
     let to_switches =
@@ -67,13 +67,13 @@ fn square(
 ///
 /// If switches join the GPUs, the matrix holds links to the switches' ports.
 pub(crate) fn between_gpus(raw: &RawBox, gpus: &[usize]) -> Vec<Vec<u64>> {
-    let Some(told) = &raw.nvlink else { return Vec::new() };
-    let n = told.objects.len();
+    let Some(matrix) = &raw.nvlink else { return Vec::new() };
+    let n = matrix.objects.len();
     // The PCI device of each object of the matrix, which may name the driver's device below it.
     let is_device = |at: &usize| raw.objects[*at].kind == RawKind::PciDevice;
     let device: Vec<Option<usize>> =
-        told.objects.iter().map(|object| raw.way_up((*object)?).find(is_device)).collect();
-    let value = |i: usize, j: usize| told.values.get(i * n + j).copied().unwrap_or(0);
+        matrix.objects.iter().map(|object| raw.way_up((*object)?).find(is_device)).collect();
+    let value = |i: usize, j: usize| matrix.values.get(i * n + j).copied().unwrap_or(0);
     let place = |gpu: usize| device.iter().position(|d| *d == Some(gpu));
     let places: Vec<Option<usize>> = gpus.iter().map(|gpu| place(*gpu)).collect();
     if places.iter().all(Option::is_none) {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     /// That machine with the answers of the driver's stand-in.
-    fn asked(defines: &[&str]) -> Machine {
+    fn with_driver(defines: &[&str]) -> Machine {
         let tree = Tree::new();
         let library = tree.root().join("libnvidia-ml.so.1");
         let words = std::env::var("CC").unwrap_or_else(|_| "cc".into());
@@ -192,8 +192,8 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_tells_direct_links_and_what_it_hides_is_said() {
-        let machine = asked(&[]);
+    fn the_driver_reports_direct_links_and_hidden_gpus_are_counted() {
+        let machine = with_driver(&[]);
         assert_eq!(row(&machine, 0), "X NV1 NV1 NV2 NV2 SYS SYS SYS");
         assert_eq!(row(&machine, 2), "NV1 NV2 X NV2 SYS SYS NV1 SYS");
         assert_eq!(machine.gpus[3].uuid.as_deref(), Some("GPU-0b"));
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn links_to_switches_join_all_gpus() {
-        let machine = asked(&["-DSWITCHES"]);
+        let machine = with_driver(&["-DSWITCHES"]);
         assert_eq!(row(&machine, 7), "NV6 NV6 NV6 NV6 NV6 NV6 NV6 X");
         assert_eq!(machine.nvlink_unknown, None);
     }

@@ -34,20 +34,20 @@ pub(crate) fn complete(machine: &mut Machine, root: &Path) {
         if link != Link::default() {
             node.link = link;
         }
-        let told = read(root, address, "numa_node").and_then(|text| text.parse::<u32>().ok());
-        node.numa_node = told.filter(|id| known.contains(id)).or(node.numa_node);
+        let numa_node = read(root, address, "numa_node").and_then(|text| text.parse::<u32>().ok());
+        node.numa_node = numa_node.filter(|id| known.contains(id)).or(node.numa_node);
     }
     for gpu in &mut machine.gpus {
         gpu.numa_node = machine.pci[gpu.node].numa_node;
         let path = root.join(format!("proc/driver/nvidia/gpus/{}/information", gpu.pci));
         let text = kernel_text(&path).unwrap_or_default();
-        let told = |key: &str| {
+        let value_of = |key: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(key))?;
             let value = line.trim_start_matches(':').trim();
             (!value.is_empty() && !value.contains('?')).then(|| value.to_owned())
         };
-        gpu.uuid = told("GPU UUID").or_else(|| gpu.uuid.take());
-        gpu.model = told("Model").or_else(|| gpu.model.take());
+        gpu.uuid = value_of("GPU UUID").or_else(|| gpu.uuid.take());
+        gpu.model = value_of("Model").or_else(|| gpu.model.take());
     }
 }
 

@@ -236,7 +236,7 @@ fn idle_gpus_leave_their_uplinks_to_the_others() {
 }
 
 #[test]
-fn restricted_boxes_are_placed_within_their_limits_and_said() {
+fn restricted_boxes_are_placed_within_their_limits_and_named() {
     let ids = |machine: &Machine, placement: &Placement| {
         let found = warnings(machine, Some(placement), &Environment::default());
         let errors = found.iter().any(|warning| warning.severity == Severity::Error);
@@ -308,8 +308,8 @@ fn a_lone_gpu_uses_both_sockets_where_its_states_need_them_or_it_is_told_to() {
 #[test]
 fn staging_that_the_node_of_a_gpu_does_not_hold_lies_on_the_other_node_too() {
     let machine = load("dgx1v");
-    let there = machine.numa_nodes[0].memory_bytes;
-    let (staging, states) = (there / 10 * 9, there / 10 * 6);
+    let total = machine.numa_nodes[0].memory_bytes;
+    let (staging, states) = (total / 10 * 9, total / 10 * 6);
     let on = |sockets| {
         let request = Request { tp: 1, dp: 1, sockets, ..Request::default() };
         place(&machine, &Request { state_bytes: states, staging_bytes: staging, ..request })
@@ -321,7 +321,7 @@ fn staging_that_the_node_of_a_gpu_does_not_hold_lies_on_the_other_node_too() {
         let [place] = &placement.ranks[..] else { panic!("{:?}", placement.ranks) };
         let bytes = place.bytes_by_node(&machine, HostBytes { staging, states });
         // A thirty-second of the node next to the GPU stays free.
-        assert_eq!(bytes[&0], there - there / 32);
+        assert_eq!(bytes[&0], total - total / 32);
         assert_eq!(bytes.values().sum::<u64>(), staging + states);
         assert!(place.to_string().contains("staging on node 0,1, states on node 0,1"), "{place}");
         let why = placement.sockets.last().unwrap();
@@ -333,7 +333,7 @@ fn staging_that_the_node_of_a_gpu_does_not_hold_lies_on_the_other_node_too() {
     let near = on(Sockets::Near);
     assert_eq!((near.warnings.len(), &near.ranks[0].far_staging), (1, &vec![]));
     let small = Request { tp: 1, dp: 1, sockets: Sockets::All, ..Request::default() };
-    let small = Request { state_bytes: states, staging_bytes: there / 2, ..small };
+    let small = Request { state_bytes: states, staging_bytes: total / 2, ..small };
     assert_eq!(place(&machine, &small).unwrap().ranks[0].far_staging, []);
 }
 
