@@ -66,16 +66,16 @@ impl LocalMachine {
     ) -> Result<MemoryBudget, String> {
         let found = look(gpu, offload::PROGRAMS)
             .map_err(|why| format!("GPU {gpu} cannot be looked at: {why}"))?;
-        let mut beside = vec![
+        let mut overheads = vec![
             ("cuBLASLt's products", found.overhead.products.div_ceil(ranks)),
             ("onebox's kernels", found.overhead.kernels),
             ("streams and events", found.overhead.streams),
             ("page tables of pinned memory", page_tables(plan)),
             ("code of the first use", FIRST_USE.min(found.free / ranks / 8)),
         ];
-        beside.extend(self.nccl((gpu, found.total), config));
-        let sum: u64 = beside.iter().map(|(_, bytes)| bytes).sum();
-        Ok(MemoryBudget { limit: (found.free / ranks).saturating_sub(sum), overheads: beside })
+        overheads.extend(self.nccl((gpu, found.total), config));
+        let sum: u64 = overheads.iter().map(|(_, bytes)| bytes).sum();
+        Ok(MemoryBudget { limit: (found.free / ranks).saturating_sub(sum), overheads })
     }
 
     /// Name and bytes of NCCL's memory; `None` if a run would not use NCCL.

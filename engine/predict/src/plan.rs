@@ -16,8 +16,8 @@ use crate::boxes;
 use config::{BoxConfig, Config, DeviceConfig};
 use device::{Arena, Dtype, Error};
 use engine::memory::{
-    self, DataMemory, GPU, HostNodes, Memories, MemoryUse, Node, all_fit, beside, by_node,
-    is_virtual, letters, of_this_machine,
+    self, DataMemory, GPU, HostNodes, Memories, MemoryUse, Node, all_fit, by_node, is_virtual,
+    of_this_machine, process_messages, process_overhead,
 };
 use layout::build::{RankLayout, device_bytes, device_limit, reserved_bytes};
 use serde::Serialize;
@@ -52,10 +52,11 @@ pub struct Report {
     /// Planned host memory of each rank.
     pub host_per_rank: Memory,
     /// Bytes of host memory that the process needs in addition to the plans of all ranks.
-    pub host_beside: u64,
-    /// Bytes of messages between processes, which `host_beside` includes.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub letters: u64,
+    #[serde(rename = "host_beside")]
+    pub host_overhead: u64,
+    /// Bytes of messages between processes, which `host_overhead` includes.
+    #[serde(rename = "letters", skip_serializing_if = "is_zero")]
+    pub process_messages: u64,
     /// Host memory by NUMA node.
     pub nodes: Vec<Node>,
     /// Host memory of the data set, if the data set can be read.
@@ -94,7 +95,8 @@ pub struct Memory {
     /// Bytes of the memory that are reserved for uses other than the plan.
     pub reserved: u64,
     /// Reserved bytes by use.
-    pub beside: Vec<Pool>,
+    #[serde(rename = "beside")]
+    pub overheads: Vec<Pool>,
     /// Planned bytes by kind, largest first.
     pub pools: Vec<Pool>,
     /// All planned tensors, in order of address.
@@ -188,8 +190,8 @@ pub fn memory_report(config: &Config, built: &RankLayout) -> Report {
         step: None,
         gpu,
         host_per_rank,
-        host_beside: beside(config, built, planned),
-        letters: letters(config, built),
+        host_overhead: process_overhead(config, built, planned),
+        process_messages: process_messages(config, built),
         nodes,
         placed,
     }
@@ -202,17 +204,17 @@ fn gpu(config: &Config, built: &RankLayout) -> Memory {
         DeviceConfig::Cuda => gpus.to_owned(),
         DeviceConfig::Sim { box_, .. } => format!("{gpus} of {}", box_.name),
     };
-    let beside = beside_on_gpu(config, built);
-    let reserved = beside.iter().map(|pool| pool.bytes).sum();
+    let overheads = gpu_overheads(config, built);
+    let reserved = overheads.iter().map(|pool| pool.bytes).sum();
     let limit = device_limit(config, built);
-    let mut gpu = Memory { limit, reserved, beside, ..memory(&what, built, Arena::Device) };
+    let mut gpu = Memory { limit, reserved, overheads, ..memory(&what, built, Arena::Device) };
     let whole = device_bytes(config, &built.plan);
     gpu.add("kernels and products", whole.saturating_sub(gpu.bytes));
     gpu
 }
 
 /// Reserved memory of a GPU by use.
-fn beside_on_gpu(config: &Config, built: &RankLayout) -> Vec<Pool> {
+fn gpu_overheads(config: &Config, built: &RankLayout) -> Vec<Pool> {
     let parts = match &config.device {
         DeviceConfig::Cpu { .. } => Vec::new(),
         DeviceConfig::Cuda => {
@@ -258,7 +260,7 @@ fn memory(what: &str, built: &RankLayout, arena: Arena) -> Memory {
         bytes: built.plan.bytes(arena),
         limit: None,
         reserved: 0,
-        beside: Vec::new(),
+        overheads: Vec::new(),
         pools,
         buffers: entries.map(buffer).collect(),
     }

@@ -119,7 +119,7 @@ impl Candidate {
             let streams = built.decoder.shape().ring != Ring::NONE;
             let bytes = device_bytes(&config, &built.plan);
             let limit = device_limit(&config, &built).unwrap_or(u64::MAX);
-            let gpu = (bytes > limit).then_some(bytes + beside(&config));
+            let gpu = (bytes > limit).then_some(bytes + gpu_overhead(&config));
             let host = built.host_bytes(&config);
             let host = least_of_node(&config, host.staging + host.states);
             (!(streams && all_stay)).then_some(Layout { config, built, gpu, host })
@@ -129,7 +129,7 @@ impl Candidate {
 
     /// Least bytes of each GPU.
     fn gpu(&self) -> u64 {
-        self.least.device + beside(&self.config)
+        self.least.device + gpu_overhead(&self.config)
     }
 
     /// Least bytes of the fullest node.
@@ -139,7 +139,7 @@ impl Candidate {
 }
 
 /// Bytes of a described GPU that are reserved for uses other than the plan.
-fn beside(config: &Config) -> u64 {
+fn gpu_overhead(config: &Config) -> u64 {
     match &config.device {
         DeviceConfig::Sim { box_, .. } => reserved_bytes(box_),
         DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => 0,

@@ -22,18 +22,18 @@ const PAGES_OF_A_TABLE: u64 = 512;
 
 /// Bytes of host memory that the processes of this machine need in addition to the plan. `planned`:
 /// bytes that the plan needs for their ranks.
-pub fn beside(config: &Config, built: &RankLayout, planned: u64) -> u64 {
+pub fn process_overhead(config: &Config, built: &RankLayout, planned: u64) -> u64 {
     let machine = &built.machine;
     let (ranks, processes) = (machine.ranks(config) as u64, machine.processes() as u64);
     let threads = built.scratch.threads.max(1) as u64;
     let of_ranks = ranks * (RANK + threads * THREAD);
     let of_processes = processes * (PROCESS + window_bytes(&built.decoder));
-    of_processes + of_ranks + planned / PAGES_OF_A_TABLE + letters(config, built)
+    of_processes + of_ranks + planned / PAGES_OF_A_TABLE + process_messages(config, built)
 }
 
 /// Bytes of the messages between processes with virtual GPUs; each rank runs one collective at a
 /// time. 0 on real GPUs: NCCL moves the data, and the messages have a few numbers.
-pub fn letters(config: &Config, built: &RankLayout) -> u64 {
+pub fn process_messages(config: &Config, built: &RankLayout) -> u64 {
     if !matches!(config.device, DeviceConfig::Cpu { .. }) {
         return 0;
     }

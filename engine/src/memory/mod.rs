@@ -6,7 +6,7 @@ mod saving;
 pub(crate) mod windows;
 
 pub use data::DataMemory;
-pub use host_overhead::{beside, letters};
+pub use host_overhead::{process_messages, process_overhead};
 pub use saving::{checkpoint_copy, decided, saved_states, saving};
 
 use config::{Config, DeviceConfig};
@@ -91,7 +91,7 @@ pub fn of_this_machine(config: &Config, built: &RankLayout, copy: u64) -> HostNo
     let planned = (host.staging + host.states + copy) * built.machine.ranks(config) as u64;
     let data = DataMemory::of(config).ok().flatten().unwrap_or_default();
     let data = (planned + data.tokens + data.documents).max(data.reading);
-    let bytes = data + beside(config, built, planned);
+    let bytes = data + process_overhead(config, built, planned);
     let whole = Some((bytes, topology::available_memory()));
     let nowhere = HostNodes { whole, ..HostNodes::default() };
     let Some(machine) = built.machine.topology() else { return nowhere };

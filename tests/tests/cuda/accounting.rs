@@ -35,8 +35,9 @@ fn plays_within_memory(config: &Config) {
     // Limits of the machine that runs the test do not matter.
     let fits = report.gpu.limit.is_some_and(|limit| report.gpu.bytes <= limit);
     assert!(fits && report.not_checked.is_none(), "{}", report.binding.words);
-    let beside: Vec<_> = report.gpu.beside.iter().map(|part| (part.name, part.bytes)).collect();
-    println!("planned {}, limit {:?}, beside {beside:?}", report.gpu.bytes, report.gpu.limit);
+    let overheads: Vec<_> =
+        report.gpu.overheads.iter().map(|part| (part.name, part.bytes)).collect();
+    println!("planned {}, limit {:?}, beside {overheads:?}", report.gpu.bytes, report.gpu.limit);
     let (barrier, first, last) = (Barrier::new(ranks), Mutex::new(None), Mutex::new(None));
     let passed = |_rank: usize, step: u64| {
         // The leader reads the numbers while all other ranks wait.
@@ -59,11 +60,14 @@ fn plays_within_memory(config: &Config) {
     }
     // After the ranks have connected, the plan counts the measured bytes.
     let limit = device_limit(config, &built).expect("a limit");
-    let told = memory_report(config, &built).gpu;
-    assert!(told.bytes <= limit, "{} of {limit}", told.bytes);
+    let memory = memory_report(config, &built).gpu;
+    assert!(memory.bytes <= limit, "{} of {limit}", memory.bytes);
     if ranks > 1 {
         assert!(
-            told.beside.iter().any(|part| part.name == "NCCL, the most that a run has measured")
+            memory
+                .overheads
+                .iter()
+                .any(|part| part.name == "NCCL, the most that a run has measured")
         );
     }
 }

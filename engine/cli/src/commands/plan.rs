@@ -207,7 +207,7 @@ fn table(out: &mut String, title: &str, memory: &Memory, buffers: bool) {
         format!(" of {}{reserved}", format_bytes(limit))
     });
     let _ = writeln!(out, "  {:>12}  in all{limit}", format_bytes(memory.bytes));
-    for part in &memory.beside {
+    for part in &memory.overheads {
         let _ = writeln!(out, "  {:>12}  beside the plan: {}", format_bytes(part.bytes), part.name);
     }
 }
@@ -257,13 +257,13 @@ fn nodes(out: &mut String, report: &Report) {
     for words in &report.placed {
         let _ = writeln!(out, "  {words}");
     }
-    let _ = writeln!(out, "  and {} of the process besides", format_bytes(report.host_beside));
-    if report.letters > 0 {
+    let _ = writeln!(out, "  and {} of the process besides", format_bytes(report.host_overhead));
+    if report.process_messages > 0 {
         let _ = writeln!(
             out,
-            "  of which letters between processes take {} at most; MPI's own buffers, such as its shared memory, come on top: \
+            "  of which messages between processes take {} at most; MPI's own buffers, such as its shared memory, come on top: \
              they are not counted",
-            format_bytes(report.letters)
+            format_bytes(report.process_messages)
         );
     }
 }

@@ -114,9 +114,9 @@ fn what_cannot_be_dealt_to_processes_is_refused_once_and_writes_nothing() {
     assert!(done.stderr.contains("has the config"), "{}", done.stderr);
 }
 
-/// The plan counts the bytes of letters for the ranks of this machine.
+/// The plan counts the bytes of messages for the ranks of this machine.
 #[test]
-fn a_plan_counts_the_letters_between_processes() {
+fn a_plan_counts_the_messages_between_processes() {
     if !has_mpirun() {
         return;
     }
@@ -130,8 +130,8 @@ fn a_plan_counts_the_letters_between_processes() {
     let largest = buffers.iter().map(|buffer| buffer["bytes"].as_u64().unwrap()).max().unwrap();
     // Each of four ranks has two data-parallel partners, and one of them is in another process.
     assert_eq!(json["letters"], 4 * device::message_bytes(largest, 2, 1));
-    assert_eq!(plan(2, &[]).matches("letters between processes take").count(), 1);
-    assert!(!plan(1, &[]).contains("letters between processes"));
+    assert_eq!(plan(2, &[]).matches("messages between processes take").count(), 1);
+    assert!(!plan(1, &[]).contains("messages between processes"));
 }
 
 #[test]

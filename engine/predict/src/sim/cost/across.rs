@@ -1,4 +1,4 @@
-//! Costs of a group in several boxes: latency of hops, and messages (letters) between processes. A
+//! Costs of a group in several boxes: latency of hops, and messages between processes. A
 //! box has one process. `benchmarks/cluster-2026-11-25.md` has the measurements.
 
 use super::{COLLECTIVE_HOP, MEETING};
@@ -9,13 +9,13 @@ use std::collections::BTreeSet;
 /// for TCP (`hwLat` in its `src/graph/tuning.cc`: NET, Ring, Simple).
 const NETWORK_HOP: f64 = 14e-6 - COLLECTIVE_HOP;
 
-/// Seconds until a letter arrives: 23e-6 measured between two processes of a machine, and half of
+/// Seconds until a message arrives: 23e-6 measured between two processes of a machine, and half of
 /// the 50e-6 between two polls of an idle MPI thread (`ranks/mpi.rs`).
-const LETTER_WAY: f64 = 48e-6;
+const MESSAGE_LATENCY: f64 = 48e-6;
 
-/// Seconds that the MPI thread needs to send or to receive one letter, from the same measurement as
-/// [`LETTER_WAY`].
-const LETTER_EACH: f64 = 2.7e-6;
+/// Seconds that the MPI thread needs to send or to receive one message, from the same measurement
+/// as [`MESSAGE_LATENCY`].
+const MESSAGE_HANDLING: f64 = 2.7e-6;
 
 /// The distribution of a group over boxes. All boxes have equally many members and groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,25 +42,25 @@ impl GroupSpread {
         Self { boxes: boxes.len(), here, away: members.len() - here, groups }
     }
 
-    /// Whether the group's ranks send letters. The authors' system of 2020 has none.
+    /// Whether the group's ranks send messages. The authors' system of 2020 has none.
     fn writes(self, h: &Hardware) -> bool {
         self.boxes > 1 && h.gpu.as_of_2020.is_none()
     }
 
-    /// Number of letters that a process sends and receives when its groups of this kind meet: each
+    /// Number of messages that a process sends and receives when its groups of this kind meet: each
     /// member posts to each of the other processes (`ranks/remote.rs`).
     pub(in crate::sim) const fn posts(self) -> usize {
         self.groups * (self.here * (self.boxes - 1) + self.away)
     }
 
-    /// Letters if all members send data to all members elsewhere
+    /// Messages if all members send data to all members elsewhere
     /// (`ranks/rank_state/collectives.rs`).
     pub(in crate::sim) const fn parcels(self) -> usize {
         self.groups * 2 * self.here * self.away
     }
 
-    /// Letters of a host sum: three meetings, and parcels before two of them.
-    pub(in crate::sim) const fn letters_of_sum(self) -> usize {
+    /// Messages of a host sum: three meetings, and parcels before two of them.
+    pub(in crate::sim) const fn messages_of_sum(self) -> usize {
         3 * self.posts() + 2 * self.parcels()
     }
 }
@@ -70,7 +70,7 @@ pub(in crate::sim) fn meeting(h: &Hardware, members: &[usize]) -> f64 {
     let dealt = GroupSpread::of(h, members);
     match members.len() {
         0 | 1 => 0.0,
-        _ if dealt.writes(h) => MEETING + LETTER_WAY + LETTER_EACH * dealt.posts() as f64,
+        _ if dealt.writes(h) => MEETING + MESSAGE_LATENCY + MESSAGE_HANDLING * dealt.posts() as f64,
         _ => MEETING,
     }
 }
@@ -81,7 +81,7 @@ pub(super) fn host_sum(h: &Hardware, members: &[usize]) -> f64 {
     if !dealt.writes(h) {
         return MEETING;
     }
-    MEETING + 3.0 * LETTER_WAY + LETTER_EACH * dealt.letters_of_sum() as f64
+    MEETING + 3.0 * MESSAGE_LATENCY + MESSAGE_HANDLING * dealt.messages_of_sum() as f64
 }
 
 /// Additional seconds of a collective with `rounds` whose ring leaves the box.

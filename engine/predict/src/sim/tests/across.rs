@@ -51,9 +51,9 @@ fn gather_and_sum((tp, dp): (usize, usize), group: Group) -> Program {
 }
 
 #[test]
-fn a_group_of_several_boxes_pays_for_hops_and_letters() {
+fn a_group_of_several_boxes_pays_for_hops_and_messages() {
     let (way, each) = (48e-6, 2.7e-6);
-    // By group: the gather's time, the time of its letters, and the time of the host sum.
+    // By group: the gather's time, the time of its messages, and the time of the host sum.
     let times = |hardware: &Hardware, grid, group| {
         let timeline = simulate(gather_and_sum(grid, group), hardware, grid.0, grid.1, true);
         let spent: Vec<f64> = timeline.played(0).map(|p| p.end - p.start).collect();
@@ -68,7 +68,7 @@ fn a_group_of_several_boxes_pays_for_hops_and_letters() {
     near(meeting, 30e-6 + way + 4.0 * each);
     // Three such meetings. Before two of them, four pairs of ranks exchange a parcel each way.
     near(sum, 30e-6 + 3.0 * way + (3.0 * 4.0 + 2.0 * 8.0) * each);
-    // Two ranks, one in each box. The other group of this kind uses the network and sends letters
+    // Two ranks, one in each box. The other group of this kind uses the network and sends messages
     // at the same time; each gather hides the start of the other.
     let (gather, meeting, sum) = times(&boxes(2), (2, 2), Group::Dp);
     near(gather, 2.0 * 0.5 * BYTES as f64 / 8.5e9);
@@ -89,18 +89,18 @@ fn ranks_of_several_boxes_that_are_alike_may_be_played_once() {
     near(merged.step_seconds(), apart.step_seconds());
 }
 
-/// Delivers letters between processes that are threads here, and counts the letters of process 0.
+/// Delivers messages between processes that are threads here, and counts the messages of process 0.
 #[derive(Debug)]
 struct CountingWire {
     me: usize,
     all: Arc<Mutex<Vec<Weak<Processes>>>>,
-    letters: Arc<AtomicUsize>,
+    messages: Arc<AtomicUsize>,
 }
 
 impl Wire for CountingWire {
     fn send(&self, to: usize, bytes: Vec<u8>, _urgent: bool) {
         if self.me == 0 || to == 0 {
-            self.letters.fetch_add(1, Ordering::SeqCst);
+            self.messages.fetch_add(1, Ordering::SeqCst);
         }
         let to = self.all.lock().unwrap()[to].upgrade();
         to.unwrap().hear(self.me, bytes);
@@ -109,15 +109,15 @@ impl Wire for CountingWire {
     fn close(&self, _abort: Option<u8>) {}
 }
 
-/// Number of letters that process 0 of `count` sends and receives in a run with `sums` host sums.
-fn letters_of_run(count: usize, (tp, dp): (usize, usize), sums: usize) -> usize {
+/// Number of messages that process 0 of `count` sends and receives in a run with `sums` host sums.
+fn messages_of_run(count: usize, (tp, dp): (usize, usize), sums: usize) -> usize {
     let mut plan = Plan::default();
     let x = plan.tensor((Arena::Pinned, "p"), "x", Dtype::F64, (1, 1));
-    let (plan, letters) = (Arc::new(plan), Arc::new(AtomicUsize::new(0)));
+    let (plan, messages) = (Arc::new(plan), Arc::new(AtomicUsize::new(0)));
     let all: Arc<Mutex<Vec<Weak<Processes>>>> = Arc::default();
     let nodes: Vec<String> = (0..count).map(|node| format!("node{node}")).collect();
     let process = |me| {
-        let wire = CountingWire { me, all: Arc::clone(&all), letters: Arc::clone(&letters) };
+        let wire = CountingWire { me, all: Arc::clone(&all), messages: Arc::clone(&messages) };
         Processes::new(me, nodes.clone(), Box::new(wire), Duration::from_secs(60))
     };
     let processes: Vec<_> = (0..count).map(process).collect();
@@ -147,16 +147,16 @@ fn letters_of_run(count: usize, (tp, dp): (usize, usize), sums: usize) -> usize 
             }
         }
     });
-    letters.load(Ordering::SeqCst)
+    messages.load(Ordering::SeqCst)
 }
 
 #[test]
-fn a_sum_of_the_host_has_the_letters_that_are_simulated() {
+fn a_sum_of_the_host_has_the_messages_that_are_simulated() {
     for (count, (tp, dp)) in [(2, (1, 4)), (2, (2, 2)), (4, (1, 8)), (4, (2, 4))] {
         let hardware = boxes(count);
         let members = Hardware::groups(&Rank::all(tp, dp).collect::<Vec<_>>(), Group::Dp);
-        let [none, three] = [0, 3].map(|sums| letters_of_run(count, (tp, dp), sums));
-        let simulated = GroupSpread::of(&hardware, &members[0]).letters_of_sum();
+        let [none, three] = [0, 3].map(|sums| messages_of_run(count, (tp, dp), sums));
+        let simulated = GroupSpread::of(&hardware, &members[0]).messages_of_sum();
         assert_eq!(three - none, 3 * simulated, "{count} processes of TP {tp} x DP {dp}");
     }
 }
