@@ -27,7 +27,7 @@ pub struct Case {
     /// Storage of the optimizer states.
     pub storage: Storage,
     /// Whether the update is speculative and writes second arrays of the states.
-    pub ahead: bool,
+    pub speculative: bool,
     /// Number of kernel threads.
     pub threads: usize,
     /// Whether pages have 4 KiB instead of 2 MiB.
@@ -82,7 +82,7 @@ impl Case {
             (false, _) => "fp32",
             (true, _) => "split",
         };
-        if self.ahead { format!("{name} ahead") } else { name.to_owned() }
+        if self.speculative { format!("{name} ahead") } else { name.to_owned() }
     }
 }
 
@@ -96,7 +96,7 @@ pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<C
     }
     let storage = |moments, split_master| Storage { moments, split_master };
     let fp32 = Storage::default();
-    let case = |path| Case { path, storage: fp32, ahead: false, threads, small_pages: false };
+    let case = |path| Case { path, storage: fp32, speculative: false, threads, small_pages: false };
     let mut cases: Vec<Case> = paths.iter().copied().map(case).collect();
     let Some(best) = cases.first().copied() else { return cases };
     for (moments, split) in [(Dtype::F32, true), (Dtype::Bf16, false), (Dtype::Bf16, true)] {
@@ -106,7 +106,7 @@ pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<C
         return cases;
     }
     for storage in [fp32, storage(Dtype::Bf16, true)] {
-        cases.push(Case { storage, ahead: true, ..best });
+        cases.push(Case { storage, speculative: true, ..best });
     }
     if threads > 1 {
         cases.push(Case { threads: 1, ..best });
@@ -148,10 +148,10 @@ pub(super) fn adam_on(
     let refused = |problem| Error::Task { rank: 0, op: "adam_tile", site, problem };
     let (mut plan, mut states): (_, Vec<((Storage, bool), _)>) = (Plan::default(), Vec::new());
     // Cases of one kind share one set of states.
-    let of_case = cases.iter().map(|Case { storage, ahead, .. }| {
-        let kind = (*storage, *ahead);
+    let of_case = cases.iter().map(|Case { storage, speculative, .. }| {
+        let kind = (*storage, *speculative);
         states.iter().position(|(have, _)| *have == kind).unwrap_or_else(|| {
-            states.push((kind, tiles(&mut plan, *storage, *ahead, params)));
+            states.push((kind, tiles(&mut plan, *storage, *speculative, params)));
             states.len() - 1
         })
     });
@@ -207,8 +207,9 @@ pub(super) fn adam_on(
 fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: usize) -> Row {
     let moments = 4.0 * case.storage.moments.bytes() as f64;
     // Gradient read; master and parameter read and written; an unsplit parameter only written.
-    let kept = if case.ahead && case.storage.split_master { 2.0 } else { 0.0 };
-    let bytes_per_param = 2.0 + moments + kept + if case.storage.split_master { 8.0 } else { 10.0 };
+    let upper_halves = if case.speculative && case.storage.split_master { 2.0 } else { 0.0 };
+    let bytes_per_param =
+        2.0 + moments + upper_halves + if case.storage.split_master { 8.0 } else { 10.0 };
     let bytes = bytes_per_param * params as f64;
     Row {
         path: case.path.name(),
@@ -231,7 +232,7 @@ fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: us
 fn tiles(
     plan: &mut Plan,
     storage: Storage,
-    ahead: bool,
+    speculative: bool,
     params: usize,
 ) -> ((Tiles, Tensor), Vec<(Tensor, f64)>) {
     let mut tensor = |name: &str, dtype, len| {
@@ -243,7 +244,7 @@ fn tiles(
     let master = tensor("master", lower, params);
     let [momentum, variance] = ["m", "v"].map(|name| tensor(name, storage.moments, params));
     let param = tensor("param", Dtype::Bf16, params);
-    let second = ahead.then(|| {
+    let second = speculative.then(|| {
         let states = [
             ("master.second", lower),
             ("m.second", storage.moments),
@@ -279,8 +280,9 @@ fn tiles(
             return [HostOp::new(tile()), HostOp::new(TrafficTile(tile()))];
         };
         let second = second.tile(&(at..(at + TILE).min(params)), at / TILE);
-        let ahead = SpeculativeTile { tile: tile(), buffers: second, phase: Phase::Speculate };
-        [HostOp::new(ahead.clone()), HostOp::new(SpeculativeTraffic(ahead))]
+        let speculative =
+            SpeculativeTile { tile: tile(), buffers: second, phase: Phase::Speculate };
+        [HostOp::new(speculative.clone()), HostOp::new(SpeculativeTraffic(speculative))]
     };
     let all = (0..params).step_by(TILE).map(tile).collect();
     let second = second.iter().flat_map(|second| second.states.into_iter().chain(second.upper));

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_that_is_not_there_is_said_and_has_no_key() {
+    fn a_missing_figure_is_named_and_has_no_key() {
         let without = example(Err("GPU 2 is lost".into()));
         let text = without.to_ron();
         let read = load(&text);

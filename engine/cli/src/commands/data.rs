@@ -48,21 +48,21 @@ pub(super) fn tokenizer_of(run: &Path, config: &Config) -> Result<Option<Tokeniz
     Err(CommandError::new(code::DATA, why))
 }
 
-/// Returns the files of `beside`, from the folder `from`, that a run keeps. If their tokens are of
-/// another kind, it keeps none, and a note says why.
+/// Returns the files of `model_files`, from the folder `from`, that a run keeps. If their tokens
+/// are of another kind, it keeps none, and a note says why.
 pub(super) fn fitting(
-    beside: ModelFiles,
+    model_files: ModelFiles,
     from: &Path,
     config: &Config,
     tokenizer: Option<&Tokenizer>,
 ) -> ModelFiles {
-    let Some(why) = beside.foreign(&config.data, tokenizer) else {
-        if let Some(left_out) = beside.left_out() {
+    let Some(why) = model_files.foreign(&config.data, tokenizer) else {
+        if let Some(left_out) = model_files.left_out() {
             say(&format!("note: {}: {left_out}", PathText(from)));
         }
-        return beside;
+        return model_files;
     };
-    if beside.files().iter().any(|(name, _)| *name != "config.json") {
+    if model_files.files().iter().any(|(name, _)| *name != "config.json") {
         let from = PathText(from);
         say(&format!("note: the run keeps no tokenizer and no chat template of {from}: {why}"));
     }
@@ -96,7 +96,7 @@ pub(super) fn trouble(
     if no_documents || format.is_rows() && tokenizer.is_none() {
         return None;
     }
-    let told =
+    let finding =
         |e: DataError| (e.key, format!("{}: {}", PathText(&e.path), e.problem), String::new());
     let look = || {
         let open = |path: &String| {
@@ -113,7 +113,7 @@ pub(super) fn trouble(
         }
         Ok(())
     };
-    look().err().map(told)
+    look().err().map(finding)
 }
 
 /// Checks that the data can be read, before any of it is read.
@@ -207,25 +207,26 @@ fn every(
     data: &DataConfig,
     open: &dyn Fn(CorpusSplit<'_>) -> Result<Corpus, DataError>,
 ) -> Result<Dataset, DataError> {
-    let (train, held_out, fraction) = (&data.train.0, &data.validation.0, data.validation_fraction);
-    if let ([one], [other]) = (train.as_slice(), held_out.as_slice()) {
+    let (train, validation, fraction) =
+        (&data.train.0, &data.validation.0, data.validation_fraction);
+    if let ([one], [other]) = (train.as_slice(), validation.as_slice()) {
         return open(CorpusSplit::Both(&one.path, &other.path)).map(Dataset::from);
     }
     let of_train = |source: &Source| {
-        open(match held_out.is_empty() {
+        open(match validation.is_empty() {
             true => CorpusSplit::Cut(&source.path, fraction),
             false => CorpusSplit::Train(&source.path),
         })
     };
-    if let ([one], []) = (train.as_slice(), held_out.as_slice()) {
+    if let ([one], []) = (train.as_slice(), validation.as_slice()) {
         return of_train(one).map(Dataset::from);
     }
     let to_train = train.iter().map(of_train).collect::<Result<_, _>>()?;
-    let of_held_out = |source: &Source| open(CorpusSplit::HeldOut(&source.path));
-    let apart = held_out.iter().map(of_held_out).collect::<Result<_, _>>()?;
+    let open_validation = |source: &Source| open(CorpusSplit::HeldOut(&source.path));
+    let apart = validation.iter().map(open_validation).collect::<Result<_, _>>()?;
     Ok(Dataset::of_corpora(
         SourceCorpora { corpora: to_train, sources: train },
-        SourceCorpora { corpora: apart, sources: held_out },
+        SourceCorpora { corpora: apart, sources: validation },
     ))
 }
 
@@ -243,18 +244,20 @@ pub(super) fn with_rows<T>(
         let path = if path.is_dir() { path } else { folder };
         DataError { key: "data.tokenizer", path: path.into(), problem }
     };
-    let beside = ModelFiles::open(path);
+    let model_files = ModelFiles::open(path);
     let template;
     let rows = match &data.format {
         DataFormat::Jsonl { text } => {
-            let end = beside.map_err(|e| e.to_string()).and_then(|beside| end_of_text(&beside));
+            let end = model_files
+                .map_err(|e| e.to_string())
+                .and_then(|model_files| end_of_text(&model_files));
             let end = end.map_err(|why| refused(Problem::BadListed(why)))?;
             Rows::of_texts(tokenizer, text, end.as_deref())
         }
         _ => {
-            let found = beside
-                .map_err(|e| e.to_string())
-                .and_then(|beside| Ok((Template::find_for_data(&beside)?, end_of_text(&beside)?)));
+            let found = model_files.map_err(|e| e.to_string()).and_then(|model_files| {
+                Ok((Template::find_for_data(&model_files)?, end_of_text(&model_files)?))
+            });
             let (found, end) = found.map_err(|why| refused(Problem::NoTemplate(why)))?;
             template = found;
             let rows = match &template {

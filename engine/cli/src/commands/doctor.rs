@@ -147,8 +147,8 @@ fn gpu_finding(gpu: &GpuInfo) -> Finding {
             }
             Err(why) => Finding::new(Verdict::Fail, "GPU", text(&format!(": {why}"))),
         },
-        Ok(GpuMemory { free, overhead: beside, .. }) => {
-            let GpuOverhead { products, kernels, streams } = beside;
+        Ok(GpuMemory { free, overhead, .. }) => {
+            let GpuOverhead { products, kernels, streams } = overhead;
             let [free_text, products, kernels, streams] =
                 [free, products, kernels, streams].map(format_bytes);
             let words = format!(

@@ -45,9 +45,9 @@ impl LogArgs {
     /// The more detailed level of both options; without them, the level in ONEBOX_LOG.
     fn level(&self, set: Option<&OsStr>) -> Result<Level, String> {
         let verbose = [None, Some(Level::Info), Some(Level::Debug)];
-        let asked = self.log.max(verbose[usize::from(self.verbose.min(2))]);
-        let Some(set) = set.filter(|set| asked.is_none() && !set.is_empty()) else {
-            return Ok(asked.unwrap_or_default());
+        let requested = self.log.max(verbose[usize::from(self.verbose.min(2))]);
+        let Some(set) = set.filter(|set| requested.is_none() && !set.is_empty()) else {
+            return Ok(requested.unwrap_or_default());
         };
         let text = set.to_string_lossy();
         Level::from_str(&text, true).map_err(|_| {

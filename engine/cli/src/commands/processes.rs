@@ -146,14 +146,14 @@ impl Team {
         facts: impl FnOnce(&T) -> Vec<(String, String)>,
     ) -> Result<T, CommandError> {
         let Some(processes) = &self.processes else { return own };
-        let told = match &own {
+        let result = match &own {
             Ok(done) => StageResult::Done(facts(done)),
             Err(failed) => StageResult::Failed(failed.code, held_back() + &failed.message),
         };
-        let all = self.exchange::<StageResult>(processes, what, &told)?;
+        let all = self.exchange::<StageResult>(processes, what, &result)?;
         let mut first = None;
-        for (process, told) in all.iter().enumerate() {
-            match (told, &first) {
+        for (process, result) in all.iter().enumerate() {
+            match (result, &first) {
                 (StageResult::Failed(code, message), _) => {
                     let message = format!("{}: {message}", processes.name(process));
                     let other = CommandError::new(*code, message);
@@ -252,11 +252,12 @@ fn differs(
     facts: &[(String, String)],
     first: &[(String, String)],
 ) -> Result<(), CommandError> {
-    let Some(((name, here), (_, there))) = first.iter().zip(facts).find(|(a, b)| a != b) else {
+    let Some(((name, first_value), (_, value))) = first.iter().zip(facts).find(|(a, b)| a != b)
+    else {
         return Ok(());
     };
     let why = format!(
-        "{} has {name} {there}, and {} has {here}: all processes of a run need the same",
+        "{} has {name} {value}, and {} has {first_value}: all processes of a run need the same",
         processes.name(process),
         processes.name(0)
     );

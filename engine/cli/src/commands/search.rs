@@ -90,12 +90,12 @@ pub(super) fn run(
     fit_result(!found.layouts.is_empty())
 }
 
-/// Text of the search result. `asked`: the user has named the number of GPUs.
+/// Text of the search result. `named_gpus`: the user has named the number of GPUs.
 fn text(
     loaded: &LoadedConfig,
     found: &SearchReport,
     no: Option<&FitFailure>,
-    asked: bool,
+    named_gpus: bool,
 ) -> String {
     let SearchReport { name, box_name, gpus, enumerated, fit, parameters, .. } = found;
     let parameters = count(*parameters as f64);
@@ -129,7 +129,7 @@ fn text(
             let (place, speed) = (given.rank, si(given.tokens_per_second));
             let _ = writeln!(out, "the config as it is: place {place}, {speed}tok/s simulated");
         }
-        None if loaded.config.world_size() != *gpus && asked => {
+        None if loaded.config.world_size() != *gpus && named_gpus => {
             let own = counted(loaded.config.world_size(), "GPU");
             let _ = writeln!(out, "the config as it is takes {own}");
         }

@@ -56,10 +56,10 @@ impl StartupNotice {
 
 /// Handles signals from now on. Signals that are already ignored, as under `nohup`, stay ignored.
 pub(super) fn hear() -> Signals {
-    let (stop, told) = (Arc::default(), Arc::default());
+    let (stop, stopping) = (Arc::default(), Arc::default());
     let words = "interrupted before the first step; nothing is lost".to_owned();
     let starting = StartupNotice(Arc::new(Mutex::new(Some(words))));
-    stderr::by_thread(&told);
+    stderr::by_thread(&stopping);
     // With a handler, a write beyond the file size limit is an error, not the end of the process.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let ignored =
@@ -67,7 +67,7 @@ pub(super) fn hear() -> Signals {
     let heard = HEARD.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let saves = Arc::new(AtomicBool::new(true));
     let signals = Signals { stop, starting, saves };
-    if let Err(error) = listen(heard, signals.clone(), told) {
+    if let Err(error) = listen(heard, signals.clone(), stopping) {
         tracing::warn!("Ctrl-C will end the run at once: {error}");
     }
     signals
@@ -79,11 +79,11 @@ fn ignored(status: &str) -> u64 {
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Starts the signal thread. `told` becomes true at any signal but SIGWINCH.
+/// Starts the signal thread. `stopping` becomes true at any signal but SIGWINCH.
 fn listen(
     heard: impl Iterator<Item = i32>,
     Signals { stop, starting, saves }: Signals,
-    told: Arc<AtomicBool>,
+    stopping: Arc<AtomicBool>,
 ) -> io::Result<()> {
     let heard: Vec<_> = heard.chain([SIGWINCH]).collect();
     let (registered, outcome) = channel();
@@ -98,7 +98,7 @@ fn listen(
                 stderr::redraw();
                 continue;
             }
-            told.store(true, Ordering::SeqCst);
+            stopping.store(true, Ordering::SeqCst);
             // The lock is held until the exit, so that no step begins meanwhile.
             if let Some(words) = &*starting.words() {
                 stderr::leave();
@@ -111,7 +111,7 @@ fn listen(
                 signal_hook::low_level::exit(i32::from(code::ABORTED));
             }
             if !stop.swap(true, Ordering::SeqCst) || signal == SIGINT {
-                announce(&said(signal, saves.load(Ordering::SeqCst)));
+                announce(&announcement(signal, saves.load(Ordering::SeqCst)));
             }
         }
     };
@@ -124,7 +124,7 @@ fn counts_twice(signal: i32, interrupted: &mut Option<Instant>, now: Instant) ->
     signal == SIGINT && now.saturating_duration_since(*interrupted.get_or_insert(now)) >= APART
 }
 
-fn said(signal: i32, saves: bool) -> String {
+fn announcement(signal: i32, saves: bool) -> String {
     let what = match saves {
         true => "topping after this step and saving.",
         false => "topping after this step and writing the weights; this run saves no checkpoints.",

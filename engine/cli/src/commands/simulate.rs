@@ -59,8 +59,8 @@ pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), Com
     check_length(config, &built)?;
     let memory = memory_report(config, &built);
     let timeline = simulate(config, &built)?;
-    let mut told = summary(config, &memory, &timeline);
-    told.clip(args.clipped, mean_step(config, &built, told.step_seconds, args.clipped)?);
+    let mut report = summary(config, &memory, &timeline);
+    report.clip(args.clipped, mean_step(config, &built, report.step_seconds, args.clipped)?);
     drop(stage);
     if let Some(path) = &args.trace {
         let written = trace::simulated(path, &timeline, config.world_size());
@@ -68,27 +68,27 @@ pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), Com
         say(&format!("trace of {ranks} written to {}", path.shown()));
     }
     if !args.no_schedules {
-        let (own, clipped) = (told.step_seconds, args.clipped);
-        told.schedules = schedules(config, machine, own, clipped, &TerminalProgress)?;
+        let (own, clipped) = (report.step_seconds, args.clipped);
+        report.schedules = schedules(config, machine, own, clipped, &TerminalProgress)?;
     }
-    told.chosen.clone_from(&loaded.chosen);
-    told.measured = args.compare.as_deref().map(measured).transpose()?;
+    report.chosen.clone_from(&loaded.chosen);
+    report.measured = args.compare.as_deref().map(measured).transpose()?;
     if args.json {
-        print_json(&told)?;
+        print_json(&report)?;
     } else {
-        print(&text(config, &told))?;
-        if let Some(measured) = told.measured {
-            let ratio = told.step_seconds / measured;
-            let [measured, simulated] = [measured, told.step_seconds].map(seconds);
+        print(&text(config, &report))?;
+        if let Some(measured) = report.measured {
+            let ratio = report.step_seconds / measured;
+            let [measured, simulated] = [measured, report.step_seconds].map(seconds);
             print(&format!(
                 "\nmeasured {measured} per step (median); simulated {simulated}, {ratio:.2}x as long\n"
             ))?;
         }
-        if !told.fits {
+        if !report.fits {
             print(&format!("\nit does not fit, so it would not run: {}\n", memory.binding.words))?;
         }
     }
-    fit_result(told.fits)
+    fit_result(report.fits)
 }
 
 /// Refuses a step with too many ops for a simulation.
@@ -145,9 +145,9 @@ impl From<SimulateError> for CommandError {
     }
 }
 
-fn text(config: &Config, told: &SimulationReport) -> String {
+fn text(config: &Config, report: &SimulationReport) -> String {
     let mut out = String::new();
-    let SimulationReport { name, box_name, tensor, data, .. } = told;
+    let SimulationReport { name, box_name, tensor, data, .. } = report;
     let _ =
         writeln!(out, "{name}: simulated on {box_name}, TP {tensor} x DP {data}, not measured\n");
     let _ = writeln!(
@@ -155,20 +155,20 @@ fn text(config: &Config, told: &SimulationReport) -> String {
         "a step of {} takes {}: {}tok/s\n\
          {:.1} TFLOPS per GPU as run, {:.1} of the model ({:.0} % of the rate of large products)",
         counted(config.batch.global, "sample"),
-        seconds(told.step_seconds),
-        si(told.tokens_per_second),
-        told.hardware_tflops_per_gpu,
-        told.model_tflops_per_gpu,
-        100.0 * told.share_of_gemm_rate,
+        seconds(report.step_seconds),
+        si(report.tokens_per_second),
+        report.hardware_tflops_per_gpu,
+        report.model_tflops_per_gpu,
+        100.0 * report.share_of_gemm_rate,
     );
-    if told.clipped > 0.0 {
-        let share = 100.0 * told.clipped;
+    if report.clipped > 0.0 {
+        let share = 100.0 * report.clipped;
         let _ = match update_mode(config) {
             UpdateMode::Speculative => writeln!(
                 out,
                 "that is the mean of a run of which {share:.0} % of the steps are clipped or skipped; lanes and waits below are of a step \
                  that is not, which takes {}",
-                seconds(told.unclipped_seconds)
+                seconds(report.unclipped_seconds)
             ),
             _ => {
                 writeln!(out, "clipped steps take as long as others: the update is not Speculative")
@@ -176,65 +176,65 @@ fn text(config: &Config, told: &SimulationReport) -> String {
         };
     }
     let _ = writeln!(out, "\nlanes of rank 0      busy   of the step");
-    for lane in told.lanes.iter().filter(|lane| lane.ops > 0) {
+    for lane in report.lanes.iter().filter(|lane| lane.ops > 0) {
         let (name, ops, noun) = (&lane.lane, lane.ops, of_ops(lane.ops));
         let (time, share, bytes) =
             (seconds(lane.seconds), 100.0 * lane.share, format_bytes(lane.bytes));
         let _ =
             writeln!(out, "  {name:<8} {time:>14}   {share:>5.1} %   {ops:>7} {noun:<3}  {bytes}");
     }
-    if told.driver_calls > 0 {
-        let (time, calls) = (seconds(told.submitting_seconds), told.driver_calls);
-        let share = 100.0 * (told.submitting_seconds / told.unclipped_seconds);
+    if report.driver_calls > 0 {
+        let (time, calls) = (seconds(report.submitting_seconds), report.driver_calls);
+        let share = 100.0 * (report.submitting_seconds / report.unclipped_seconds);
         let _ = writeln!(
             out,
             "  (thread) {time:>14}   {share:>5.1} %   {calls:>7} calls of the driver, by the thread that submits"
         );
     }
-    if told.one_communication_queue {
+    if report.one_communication_queue {
         let _ = writeln!(
             out,
             "  TpComm and DpComm are one queue, in the order of the program: NCCL promises no progress to two \
              communicators side by side"
         );
     }
-    let overlap = 100.0 * told.overlap;
+    let overlap = 100.0 * report.overlap;
     let _ = writeln!(out, "  {overlap:.0} % of the offload's work is hidden behind computing");
     let _ = writeln!(out, "\nwhat the step waits for, one after the other");
     for part in
-        told.critical_path.iter().filter(|part| part.seconds > 0.005 * told.unclipped_seconds)
+        report.critical_path.iter().filter(|part| part.seconds > 0.005 * report.unclipped_seconds)
     {
-        let share = 100.0 * part.seconds / told.unclipped_seconds;
+        let share = 100.0 * part.seconds / report.unclipped_seconds;
         let (lane, op) = (&part.lane, part.op);
         let _ = writeln!(out, "  {:>14}   {share:>5.1} %   {op} ({lane})", seconds(part.seconds));
     }
-    if told.schedules.len() > 1 {
+    if report.schedules.len() > 1 {
         let _ = writeln!(out, "\nschedules: the step, and host memory of each rank");
-        for s in &told.schedules {
+        for s in &report.schedules {
             let (time, host) = (seconds(s.step_seconds), format_bytes(s.host_bytes_per_rank));
-            let late = if s.exact { "" } else { ", one step stale" };
+            let staleness = if s.exact { "" } else { ", one step stale" };
             let share = s.share.map_or(String::new(), |share| format!(", a share of {share}"));
             let room = if s.fits { "" } else { ", does not fit" };
             let _ = writeln!(
                 out,
-                "  {time:>14}   {:>5.2} x   {host:>10}   {}{share}{late}{room}",
+                "  {time:>14}   {:>5.2} x   {host:>10}   {}{share}{staleness}{room}",
                 s.ratio, s.schedule
             );
         }
     }
-    if let Some(chosen) = &told.chosen {
+    if let Some(chosen) = &report.chosen {
         let _ = writeln!(out, "\n{chosen}");
     }
-    let (gpu, host) = (format_bytes(told.gpu_bytes), format_bytes(told.host_bytes_per_rank));
+    let (gpu, host) = (format_bytes(report.gpu_bytes), format_bytes(report.host_bytes_per_rank));
     let _ = writeln!(out, "\neach GPU holds {gpu}, the host {host} for each rank (`onebox plan`)");
-    let _ = writeln!(out, "{}", bound(told));
+    let _ = writeln!(out, "{}", bound(report));
     out
 }
 
 /// Sentence about the parts that take most of the step.
-fn bound(told: &SimulationReport) -> String {
-    let parts = groups(&told.critical_path).into_iter();
-    let share = parts.map(|(what, seconds)| (what, seconds / told.unclipped_seconds));
+fn bound(report: &SimulationReport) -> String {
+    let parts = groups(&report.critical_path).into_iter();
+    let share = parts.map(|(what, seconds)| (what, seconds / report.unclipped_seconds));
     let mut parts: Vec<_> = share.filter(|(_, share)| *share > 0.005).collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
     let words = parts.iter().map(|(what, share)| format!("{what} {:.0} %", 100.0 * share));

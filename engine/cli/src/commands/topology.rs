@@ -101,8 +101,8 @@ pub(super) fn run(args: &TopologyArgs) -> Result<(), CommandError> {
 /// Places the requested ranks, or one rank per GPU; `None` without a request and without GPUs.
 fn placed(machine: &Machine, args: &TopologyArgs) -> Result<Option<Placement>, CommandError> {
     let gpus = machine.gpus.len();
-    let asked = args.tp.is_some() || args.dp.is_some();
-    if gpus == 0 && !asked {
+    let has_sizes = args.tp.is_some() || args.dp.is_some();
+    if gpus == 0 && !has_sizes {
         return Ok(None);
     }
     let tp = usize::from(args.tp.unwrap_or(1));

@@ -262,7 +262,7 @@ impl Session<'_> {
             last: None,
             saved: own.map(|from| from.step()),
             not_saved: None,
-            held_out: None,
+            validation: None,
             guess: self.guess_watch(),
             train_seconds: 0.0,
             ahead: [0; 3],

@@ -63,8 +63,8 @@ pub(super) fn load(
 ) -> Result<LoadedConfig, (u8, ConfigError)> {
     let of_folder = Cell::new(None);
     let look = |config: &Config, valid: &ValidKeys<'_>| {
-        let asked = starts && valid.has(&["model.from", "model.weights", "device"]);
-        let refused = asked.then(|| refusal(config, valid.is_all())).flatten();
+        let applies = starts && valid.has(&["model.from", "model.weights", "device"]);
+        let refused = applies.then(|| refusal(config, valid.is_all())).flatten();
         let Some(refused) = refused else { return more(config, valid) };
         of_folder.set(Some(refused.code));
         let mut all = vec![("model.from", refused.message, String::new())];

@@ -97,8 +97,8 @@ mod tests {
             "fail  a",
         ];
         for line in forged {
-            let said = message(&format!("error: x\n{line}\n  and more"));
-            assert_eq!(said, format!("error: x\n  | {line}\n  and more"));
+            let text = message(&format!("error: x\n{line}\n  and more"));
+            assert_eq!(text, format!("error: x\n  | {line}\n  and more"));
             assert_eq!(message(line), line);
         }
         let own =
@@ -125,8 +125,8 @@ mod tests {
 
     #[test]
     fn no_line_inside_of_a_line_of_the_log_begins_another() {
-        let kept = LogBuffer::default();
-        let to = kept.clone();
+        let buffer = LogBuffer::default();
+        let to = buffer.clone();
         let log = tracing_subscriber::fmt()
             .with_writer(move || to.clone())
             .with_ansi(false)
@@ -138,22 +138,22 @@ mod tests {
             tracing::warn!("{}", "a\nerror: b\n WARN c\u{1b}[2J");
             tracing::warn!(rank = 3, name = "a\nb", "d");
         });
-        let said = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
+        let text = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
         let wanted =
             " WARN a\n  | error: b\n  |  WARN c\\u001b[2J\n WARN d rank=3 name=\"a\\nb\"\n";
-        assert_eq!(said, wanted);
+        assert_eq!(text, wanted);
     }
 
     #[test]
     fn a_message_is_bounded() {
-        let said = message(&format!("a {}\nb", "漢".repeat(1_000_000)));
-        let (first, last) = said.split_once('\n').unwrap();
+        let text = message(&format!("a {}\nb", "漢".repeat(1_000_000)));
+        let (first, last) = text.split_once('\n').unwrap();
         assert!(first.len() < LONGEST_LINE + 30 && last == "b", "{first}");
         assert!(first.ends_with("漢.. (2983620 more bytes)"), "{first}");
         for text in ["a\n".repeat(1_000_000), format!("{}\n", "b".repeat(100_000)).repeat(100)] {
-            for said in [message(&text), report(&text)] {
-                assert!(said.len() < LONGEST + 2 * LONGEST_LINE, "{}", said.len());
-                assert!(said.ends_with(" more lines)"), "{said}");
+            for text in [message(&text), report(&text)] {
+                assert!(text.len() < LONGEST + 2 * LONGEST_LINE, "{}", text.len());
+                assert!(text.ends_with(" more lines)"), "{text}");
             }
         }
         assert_eq!(message("a\u{1b}[2J\rb\n\tc"), "a\\u001b[2J\\u000db\n\tc");

@@ -179,11 +179,11 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
         let finite = part.iter().copied().filter(|point| point.1.is_finite());
         let by = |a: &(f64, f64), b: &(f64, f64)| a.1.total_cmp(&b.1);
         let (least, most) = (finite.clone().min_by(by), finite.max_by(by));
-        let mut kept: Vec<(f64, f64)> = least.into_iter().chain(most).collect();
-        kept.sort_by(|a, b| a.0.total_cmp(&b.0));
-        kept.dedup();
+        let mut points: Vec<(f64, f64)> = least.into_iter().chain(most).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        points.dedup();
         // A stretch without a number interrupts the line.
-        if kept.is_empty() { part[..1].to_vec() } else { kept }
+        if points.is_empty() { part[..1].to_vec() } else { points }
     };
     points.chunks(stretch).flat_map(ends).collect()
 }
@@ -201,7 +201,7 @@ fn plots(runs: &[Curves]) -> String {
         let points = run.evals.iter().map(|eval| (eval.step as f64, of(eval).unwrap_or(f64::NAN)));
         Series { name, points: thinned(points.collect()), ideal: false }
     };
-    let held_out = runs.iter().flat_map(|run| {
+    let validation = runs.iter().flat_map(|run| {
         let sets: BTreeSet<&String> = run.evals.iter().flat_map(|eval| eval.sets.keys()).collect();
         let sets = sets.into_iter().map(move |set| {
             let loss = |eval: &Eval| eval.sets.get(set).copied().flatten();
@@ -211,7 +211,7 @@ fn plots(runs: &[Curves]) -> String {
     });
     let all: [(&str, &str, Vec<Series>); 8] = [
         ("Loss", "nats per token", of_steps(|step| step.loss)),
-        ("Held-out loss", "nats per token", held_out.collect()),
+        ("Held-out loss", "nats per token", validation.collect()),
         ("Learning rate", "", of_steps(|step| step.lr)),
         ("Gradient norm, before clipping", "", of_steps(|step| step.grad_norm)),
         ("Throughput", "tokens per second", of_steps(|step| step.tokens_per_second)),
@@ -311,12 +311,12 @@ fn values(runs: &[Curves]) -> String {
     for (index, run) in runs.iter().enumerate() {
         let every = run.steps.len().div_ceil(ROWS).max(1);
         let rows = run.steps.iter().rev().step_by(every).map(|step| {
-            let held_out =
+            let validation =
                 run.evals.iter().find(|eval| eval.step == step.step).and_then(|eval| eval.loss);
             vec![
                 step.step.to_string(),
                 or_dash(step.loss.map(loss)),
-                or_dash(held_out.map(loss)),
+                or_dash(validation.map(loss)),
                 or_dash(step.lr.map(short)),
                 or_dash(step.grad_norm.map(short)),
                 or_dash(step.tokens_per_second.map(short)),
@@ -346,9 +346,9 @@ mod tests {
     fn a_peak_among_a_million_steps_is_drawn() {
         let points: Vec<(f64, f64)> =
             (0..1_000_000).map(|i| (f64::from(i), if i == 777_777 { 9.0 } else { 1.0 })).collect();
-        let kept = thinned(points);
-        assert!(kept.len() <= POINTS && kept.contains(&(777_777.0, 9.0)), "{}", kept.len());
-        assert!(kept.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        let thin = thinned(points);
+        assert!(thin.len() <= POINTS && thin.contains(&(777_777.0, 9.0)), "{}", thin.len());
+        assert!(thin.windows(2).all(|pair| pair[0].0 < pair[1].0));
         let broken = thinned((0..10_000).map(|i| (f64::from(i), f64::NAN)).collect());
         assert!(broken.len() <= POINTS && !broken.is_empty());
     }

@@ -200,7 +200,7 @@ impl ValueFormatter<f64> for Axis {
 }
 
 /// Style of letters of a size, placed by `at`.
-fn letters(size: i32, colour: &RGBColor, at: Pos) -> TextStyle<'static> {
+fn text_style(size: i32, colour: &RGBColor, at: Pos) -> TextStyle<'static> {
     (FONT, size * FINE).into_font().color(colour).pos(at)
 }
 
@@ -228,7 +228,7 @@ impl Plot<'_> {
     fn draw<'a>(&self, root: &Area<'a>) -> DrawResult<'a> {
         root.fill(&WHITE)?;
         let left = Pos::new(HPos::Left, VPos::Center);
-        let title = letters(TEXT + 1, &INK, left).transform(FontTransform::None);
+        let title = text_style(TEXT + 1, &INK, left).transform(FontTransform::None);
         root.draw(&Text::new(self.title.to_owned(), (12 * FINE, 16 * FINE), title))?;
         let top = self.legend(root)?;
         let (_, below) = root.split_vertically(top * FINE);
@@ -266,7 +266,7 @@ impl Plot<'_> {
             .bold_line_style(GRID.stroke_width(FINE as u32))
             .axis_style(GREY.stroke_width(FINE as u32))
             .set_all_tick_mark_size(4 * FINE)
-            .label_style(letters(TEXT - 1, &GREY, centred))
+            .label_style(text_style(TEXT - 1, &GREY, centred))
             .y_desc(self.y)
             .axis_desc_style((FONT, (TEXT - 1) * FINE).into_font().color(&GREY))
             .draw()?;
@@ -275,13 +275,13 @@ impl Plot<'_> {
         let at = |x: i32, y: i32| (corner.0 + x, corner.1 + y);
         let wide = wide as i32;
         let spot = at(wide / 2, tall as i32 + (8 + LINE * lines) * FINE);
-        let style = letters(TEXT - 1, &GREY, centred);
+        let style = text_style(TEXT - 1, &GREY, centred);
         root.draw(&Text::new(self.x.to_owned(), spot, style))?;
         for (index, place) in self.places.iter().enumerate() {
             let middle = (wide as f64 * (index as f64 + 0.5) / places) as i32;
             for (line, words) in (0..).zip(place.split('|')) {
                 let spot = at(middle, tall as i32 + (7 + LINE * line) * FINE);
-                let style = letters(TEXT - 1, &INK, centred);
+                let style = text_style(TEXT - 1, &INK, centred);
                 root.draw(&Text::new(words.to_owned(), spot, style))?;
             }
         }
@@ -351,7 +351,7 @@ impl Plot<'_> {
             root.draw(&Rectangle::new(square, colour.filled()))?;
             let left = Pos::new(HPos::Left, VPos::Center);
             let spot = ((x + 16) * FINE, y * FINE);
-            root.draw(&Text::new(series.name.clone(), spot, letters(TEXT, &INK, left)))?;
+            root.draw(&Text::new(series.name.clone(), spot, text_style(TEXT, &INK, left)))?;
             x += wide;
         }
         Ok(y + 24)
@@ -399,7 +399,7 @@ fn draw_values<'a>(
             taken.push(place);
             let at = Pos::new(HPos::Center, VPos::Center);
             let middle = (x, (place[2] + place[3]) / 2);
-            root.draw(&Text::new(text, middle, letters(size, &colour, at)))?;
+            root.draw(&Text::new(text, middle, text_style(size, &colour, at)))?;
         }
     }
     Ok(())

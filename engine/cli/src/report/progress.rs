@@ -65,8 +65,8 @@ pub struct StepLine {
 fn fitted(line: &StepLine, width: usize) -> String {
     let fields = fields(line);
     let up_to = |most: u8| {
-        let kept = fields.iter().filter(|(rank, _)| *rank <= most);
-        kept.map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("  ")
+        let shown = fields.iter().filter(|(rank, _)| *rank <= most);
+        shown.map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("  ")
     };
     let fits = |text: &String| text.chars().count() <= width;
     let text = (0..=LAST).rev().map(up_to).find(fits);
@@ -80,7 +80,7 @@ const LAST: u8 = 10;
 fn fields(line: &StepLine) -> Vec<(u8, String)> {
     let (used, limit) = line.device_memory;
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-    let ahead = line.ahead.map(|[committed, redone, no]| {
+    let speculation = line.speculation.map(|[committed, redone, no]| {
         format!("ahead {committed} committed {redone} redone {no} not tried")
     });
     let mut fields = vec![
@@ -98,7 +98,7 @@ fn fields(line: &StepLine) -> Vec<(u8, String)> {
         (if line.skipped == 0 { LAST } else { 3 }, format!("skipped {}", line.skipped)),
     ];
     fields.retain(|(_, text)| !text.is_empty());
-    fields.extend(ahead.map(|text| (LAST, text)));
+    fields.extend(speculation.map(|text| (LAST, text)));
     fields.push((2, format!("eta {}", clock(line.eta_seconds))));
     fields
 }

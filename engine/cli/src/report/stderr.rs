@@ -34,7 +34,7 @@ enum Job {
 struct Thread {
     jobs: Sender<Job>,
     /// True after a signal that stops the run.
-    told: Arc<AtomicBool>,
+    stopping: Arc<AtomicBool>,
     /// Whether the reader was too slow, so that no thread waits for it again.
     gave_up: AtomicBool,
     /// Number of dropped log lines that are not reported yet.
@@ -44,13 +44,13 @@ struct Thread {
 /// Thread that writes stderr; `None` if it could not start, so that callers write themselves.
 static THREAD: OnceLock<Option<Thread>> = OnceLock::new();
 
-/// Starts the thread that writes from now on. `told` becomes true when a signal stops the run.
-pub(crate) fn by_thread(told: &Arc<AtomicBool>) {
+/// Starts the thread that writes from now on. `stopping` becomes true when a signal stops the run.
+pub(crate) fn by_thread(stopping: &Arc<AtomicBool>) {
     let _ = THREAD.get_or_init(|| {
         let (jobs, queue) = crossbeam_channel::bounded(ROOM);
         let started = std::thread::Builder::new().name("stderr".into());
         started.spawn(move || queue.into_iter().for_each(Job::run)).ok()?;
-        Some(Thread::new(jobs, Arc::clone(told)))
+        Some(Thread::new(jobs, Arc::clone(stopping)))
     });
 }
 
@@ -206,7 +206,7 @@ impl Thread {
             if self.gave_up.load(Ordering::Relaxed) {
                 return;
             }
-            if self.told.load(Ordering::Relaxed)
+            if self.stopping.load(Ordering::Relaxed)
                 && since.get_or_insert_with(Instant::now).elapsed() >= GRACE
             {
                 self.gave_up.store(true, Ordering::Relaxed);
@@ -214,9 +214,9 @@ impl Thread {
         }
     }
 
-    const fn new(jobs: Sender<Job>, told: Arc<AtomicBool>) -> Self {
+    const fn new(jobs: Sender<Job>, stopping: Arc<AtomicBool>) -> Self {
         let (gave_up, dropped) = (AtomicBool::new(false), AtomicU64::new(0));
-        Self { jobs, told, gave_up, dropped }
+        Self { jobs, stopping, gave_up, dropped }
     }
 
     fn log(&self, line: &[u8], patience: Duration) {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn only_warnings_wait_for_a_reader_and_what_is_dropped_is_said_once() {
+    fn only_warnings_wait_for_a_reader_and_dropped_lines_are_counted_once() {
         assert!(patience(Level::ERROR) > Duration::ZERO && patience(Level::WARN) > Duration::ZERO);
         let hasty = [Level::INFO, Level::DEBUG, Level::TRACE].map(patience);
         assert_eq!(hasty, [Duration::ZERO; 3]);

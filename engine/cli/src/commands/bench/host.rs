@@ -65,8 +65,8 @@ fn above(shares: impl IntoIterator<Item = f64>) -> &'static str {
      buffers that caches hold, both vary. Measure again with the machine idle, and with more data\n"
 }
 
-fn threads(asked: Option<u16>) -> usize {
-    asked.map_or_else(cores, usize::from)
+fn threads(requested: Option<u16>) -> usize {
+    requested.map_or_else(cores, usize::from)
 }
 
 pub(super) fn adam(args: &AdamArgs) -> Result<(), CommandError> {

@@ -84,13 +84,13 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
     from.check_model(&built.decoder)?;
     let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
     let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
-    let beside = ModelFiles::of_run(run_of(&from))?;
+    let model_files = ModelFiles::of_run(run_of(&from))?;
     let source = ModelExport {
         checkpoint: &from,
         config: &config,
         built: &built,
         tokenizer,
-        beside: &beside,
+        beside: &model_files,
         numbers,
         max_file_bytes: args.max_shard_size,
         progress: &TerminalProgress,
@@ -120,14 +120,14 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
     let config = &loaded.config;
     check_built(&loaded, machine)?;
     let folder = Folder::open(&args.folder)?;
-    let beside = ModelFiles::open(&args.folder)?;
-    refuse_bytes(&args.folder, &beside, &loaded)?;
+    let model_files = ModelFiles::open(&args.folder)?;
+    refuse_bytes(&args.folder, &model_files, &loaded)?;
     let built = lay_out(config, machine);
     folder.check_model(&config.model, &built.decoder)?;
     let tokenizer = data::tokenizer(config)?;
     let opened = data::open(config, tokenizer.as_ref(), ReadOptions::default())?;
-    let beside = data::fitting(beside, &args.folder, config, tokenizer.as_ref());
-    let new = NewRun::create(&args.out, config, tokenizer.as_ref(), beside)?;
+    let model_files = data::fitting(model_files, &args.folder, config, tokenizer.as_ref());
+    let new = NewRun::create(&args.out, config, tokenizer.as_ref(), model_files)?;
     let stage = Stage::begin("writing the checkpoint", 0);
     let sealed = import(&folder, config, &built, &opened, new.folder())?;
     drop(stage);
@@ -155,13 +155,13 @@ fn refuse_bytes(
     files: &ModelFiles,
     LoadedConfig { config, origins, .. }: &LoadedConfig,
 ) -> Result<(), CommandError> {
-    let is_said = |(key, _, origin): &(String, String, Origin)| {
+    let is_given = |(key, _, origin): &(String, String, Origin)| {
         key == "data.tokenizer" && *origin != Origin::Default
     };
     let bytes = config.data.format.is_bytes() && config.data.tokenizer.is_none();
     let of_tokens = |name: &&str| *name != TOKENIZER || !files.get(name).is_some_and(is_of_bytes);
     let found = tokenizer_file(folder).filter(of_tokens);
-    match found.filter(|_| bytes && !origins.iter().any(is_said)) {
+    match found.filter(|_| bytes && !origins.iter().any(is_given)) {
         None => Ok(()),
         Some(name) => {
             let folder = PathText(folder);

@@ -77,7 +77,7 @@ pub(super) fn run(verb: &CheckpointVerb, machine: &LocalMachine) -> Result<(), C
 }
 
 fn verified(InspectionArgs { path, json }: &InspectionArgs) -> Result<(), CommandError> {
-    let (mut broken, mut unread, mut told) = (0, 0, Vec::new());
+    let (mut broken, mut unread, mut verdicts) = (0, 0, Vec::new());
     let all = checkpoints_of(path)?;
     for checkpoint in &all {
         let stage = Stage::begin("comparing a checkpoint with its hashes", 0);
@@ -89,14 +89,15 @@ fn verified(InspectionArgs { path, json }: &InspectionArgs) -> Result<(), Comman
         match &problems[..] {
             _ if *json => {
                 let why: Vec<String> = problems.iter().map(ToString::to_string).collect();
-                told.push(json!({ "path": checkpoint, "whole": why.is_empty(), "problems": why }));
+                verdicts
+                    .push(json!({ "path": checkpoint, "whole": why.is_empty(), "problems": why }));
             }
             [] => print(&format!("{}: whole\n", checkpoint.shown()))?,
             _ => problems.iter().try_for_each(|problem| print(&format!("{problem}\n")))?,
         }
     }
     if *json {
-        print_json(&json!({ "checkpoints": told, "broken": broken, "not_read": unread }))?;
+        print_json(&json!({ "checkpoints": verdicts, "broken": broken, "not_read": unread }))?;
     }
     let of = counted(all.len(), "checkpoint");
     let unusable =
@@ -209,7 +210,7 @@ pub(super) fn run_of(checkpoint: &Checkpoint) -> &Path {
 struct NewRun {
     dir: RunDir,
     files: Vec<(&'static str, Vec<u8>)>,
-    beside: ModelFiles,
+    model_files: ModelFiles,
 }
 
 impl NewRun {
@@ -218,12 +219,12 @@ impl NewRun {
         out: &Path,
         config: &Config,
         tokenizer: Option<&Tokenizer>,
-        beside: ModelFiles,
+        model_files: ModelFiles,
     ) -> Result<Self, CommandError> {
         let mut files = vec![(CONFIG, config.to_ron().into_bytes())];
         files.extend(tokenizer.map(|tokenizer| (TOKENIZER, tokenizer.bytes().to_owned())));
         let dir = RunDir::create_whole(out, &files)?;
-        Ok(Self { dir, files, beside })
+        Ok(Self { dir, files, model_files })
     }
 
     /// Folder of its checkpoint.
@@ -239,7 +240,7 @@ impl NewRun {
         for (name, bytes) in &self.files {
             self.dir.write_atomically(name, bytes).fail_with(code::IO)?;
         }
-        self.dir.keep(self.beside.files())?;
+        self.dir.keep(self.model_files.files())?;
         let mut newest = self.dir.folder().path();
         for checkpoint in checkpoints {
             newest = checkpoint.publish()?;

@@ -33,14 +33,14 @@ pub(in crate::commands) struct ReshardArgs {
 
 pub(super) fn run(args: &ReshardArgs, machine: &LocalMachine) -> Result<(), CommandError> {
     let from = open(&args.path)?;
-    let best = best_beside(&args.path, &from)?;
+    let best = other_best(&args.path, &from)?;
     let stored = from.summary().config()?;
     let now = moved(&stored.config, &from.manifest().config, args)?;
     super::diff::only_layout(&stored, &now)?;
     let built = lay_out(&now.config, machine);
     let tokenizer = data::tokenizer_of(run_of(&from), &now.config)?;
-    let beside = ModelFiles::of_run(run_of(&from))?;
-    let new = NewRun::create(&args.out, &now.config, tokenizer.as_ref(), beside)?;
+    let model_files = ModelFiles::of_run(run_of(&from))?;
+    let new = NewRun::create(&args.out, &now.config, tokenizer.as_ref(), model_files)?;
     // The best checkpoint is the older one, and gets its name first.
     let all: Vec<&Checkpoint> = best.iter().chain([&from]).collect();
     let stage = Stage::begin("writing the checkpoint", 0);
@@ -62,7 +62,7 @@ pub(super) fn run(args: &ReshardArgs, machine: &LocalMachine) -> Result<(), Comm
 }
 
 /// The best checkpoint of the run in `path`, if it is another one than its newest, `newest`.
-fn best_beside(path: &Path, newest: &Checkpoint) -> Result<Option<Checkpoint>, CommandError> {
+fn other_best(path: &Path, newest: &Checkpoint) -> Result<Option<Checkpoint>, CommandError> {
     let best = newest.summary().best().filter(|best| best.step != newest.step());
     let Some(best) = best else { return Ok(None) };
     if is_checkpoint(path) {

@@ -176,8 +176,8 @@ impl ConfigFile<'_> {
         let is_plain = kind.is_some_and(|kind| kind == "txt" || kind == "md");
         if !is_plain && !given.iter().any(|key| key.starts_with("format:")) {
             // Without a chat template, rows hold texts.
-            let beside = ModelFiles::open(&self.folder).map_err(|error| error.to_string());
-            let format = match beside.and_then(|beside| Template::of(&beside)) {
+            let model_files = ModelFiles::open(&self.folder).map_err(|error| error.to_string());
+            let format = match model_files.and_then(|model_files| Template::of(&model_files)) {
                 Ok(_) => "format: Chat",
                 Err(_) => "format: Jsonl(text: \"text\")",
             };

@@ -238,13 +238,13 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
     let load = |text: &str| load_str_and_look(text, &name, Path::new(""), &sets, &further);
     // The config is loaded twice, since the folder and `--set` decide the batch.
     let first = load(&text(None, 64)).map_err(config)?;
-    let said = |(key, _, origin): &(String, String, Origin)| {
+    let is_given = |(key, _, origin): &(String, String, Origin)| {
         key == "model.seq_len" && *origin == Origin::Set
     };
-    let (said, most) = (first.origins.iter().any(said), first.config.model.seq_len);
-    let seq_len = if said { most } else { most.min(SEQ_LEN) };
+    let (is_given, most) = (first.origins.iter().any(is_given), first.config.model.seq_len);
+    let seq_len = if is_given { most } else { most.min(SEQ_LEN) };
     let global = (STEP / seq_len).max(1).next_power_of_two();
-    load(&text((!said).then_some(seq_len), global)).map_err(config)
+    load(&text((!is_given).then_some(seq_len), global)).map_err(config)
 }
 
 fn introduction(loaded: &LoadedConfig, found: &SearchReport) -> String {

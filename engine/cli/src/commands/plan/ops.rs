@@ -38,8 +38,8 @@ pub(super) fn run(
         false => sink.out.write_all(HEADER.as_bytes()),
     };
     let sink = Rc::new(RefCell::new(sink));
-    let told = Rc::clone(&sink);
-    list(config, built, move |op| told.borrow_mut().tell(op)).map_err(|e| defect(&e))?;
+    let shared = Rc::clone(&sink);
+    list(config, built, move |op| shared.borrow_mut().tell(op)).map_err(|e| defect(&e))?;
     let sink = &mut *sink.borrow_mut();
     let end = if json { "\n]}\n" } else { "" };
     let written = std::mem::replace(&mut sink.written, Ok(()));

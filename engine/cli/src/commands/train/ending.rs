@@ -138,8 +138,8 @@ impl Session<'_> {
         let tokens = trained as f64 * (config.batch.global * config.model.seq_len) as f64;
         let unit = self.unit();
         let loss = watch.last.map_or(f64::NAN, |last| last.loss);
-        let held_out = watch.held_out.filter(|(step, ..)| *step == outcome.step);
-        let held_out = held_out.map_or_else(String::new, |(_, loss, whole)| {
+        let validation = watch.validation.filter(|(step, ..)| *step == outcome.step);
+        let validation = validation.map_or_else(String::new, |(_, loss, whole)| {
             let part = if whole { "the whole held-out part" } else { "a part of what is held out" };
             format!(", {loss:.4} over {part}")
         });
@@ -175,7 +175,7 @@ impl Session<'_> {
         };
         self.say(&format!(
             "\n{ended} in {} ({} in training, {}tok/s), {skipped} skipped{ahead}{verified}\n\
-             loss    {loss:.4} {unit} in the last step{held_out}{compared}{state}{files}",
+             loss    {loss:.4} {unit} in the last step{validation}{compared}{state}{files}",
             clock(seconds),
             clock(watch.train_seconds),
             si(tokens / watch.train_seconds.max(1e-9)),

@@ -76,10 +76,10 @@ mod tests {
             assert_eq!(of(&[], false, loss), None, "{loss}");
         }
         for loss in [3.0, 7.0, f64::NAN, f64::INFINITY] {
-            let said = of(&[], false, loss).unwrap();
+            let text = of(&[], false, loss).unwrap();
             assert!(
-                said.contains("ln(256) = 5.5452") && said.contains("init_std (0.02)"),
-                "{said}"
+                text.contains("ln(256) = 5.5452") && text.contains("init_std (0.02)"),
+                "{text}"
             );
         }
         // A large model's logits spread.
@@ -95,8 +95,8 @@ mod tests {
         assert!(of(&["data.format=U32"], true, f64::NAN).is_some());
         assert!(of(&["data.format=U32"], true, 9.0).unwrap().contains("data.format (U32)"));
         let both = ["data.format=U32", "data.tokenizer=\"/a/tokenizer.json\""];
-        let said = of(&both, true, 9.0).unwrap();
-        assert!(said.contains("(U32)") && said.contains("as /a/tokenizer.json must be"), "{said}");
+        let text = of(&both, true, 9.0).unwrap();
+        assert!(text.contains("(U32)") && text.contains("as /a/tokenizer.json must be"), "{text}");
         let with = of(&["data.tokenizer=\"/a/tokenizer.json\""], true, 9.0).unwrap();
         assert!(with.contains("the tokenizer /a/tokenizer.json"), "{with}");
     }

@@ -29,7 +29,7 @@ pub(super) struct PreparedRun {
     pub(super) tokenizer: Option<Tokenizer>,
     pub(super) data: Arc<Dataset>,
     pub(super) looked: MemoryDecision,
-    pub(super) beside: ModelFiles,
+    pub(super) model_files: ModelFiles,
     pub(super) mode: RunMode,
 }
 
@@ -72,7 +72,8 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRu
     }
     // Checked before the data is read, since the data must fit too.
     let looked = check_memory(&loaded, &built, args.dry_run)?;
-    let beside = beside(&loaded.config, tokenizer.as_ref(), args.run_dir.as_deref(), mode)?;
+    let model_files =
+        model_files(&loaded.config, tokenizer.as_ref(), args.run_dir.as_deref(), mode)?;
     let quiet = args.quiet || !team.is_first();
     let options = ReadOptions { dry: args.dry_run, quiet, ..ReadOptions::default() };
     let read = || data::open(&loaded.config, tokenizer.as_ref(), options);
@@ -80,7 +81,7 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRu
         Some(data) => data,
         None => debug_span!("data").in_scope(read)?,
     };
-    Ok(Some(PreparedRun { loaded, built, tokenizer, data, looked, beside, mode }))
+    Ok(Some(PreparedRun { loaded, built, tokenizer, data, looked, model_files, mode }))
 }
 
 /// Whether the directory shows a start at step 1. Only such a run reads the weights of a folder.
@@ -99,7 +100,7 @@ impl PreparedRun {
         check_disk(loaded, built, args.run_dir.as_deref(), mode)?;
         let create = || {
             let dir = RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode);
-            dir.and_then(|dir| dir.keep(self.beside.files()).map(|()| dir))
+            dir.and_then(|dir| dir.keep(self.model_files.files()).map(|()| dir))
         };
         let tokenizer = self.tokenizer.as_ref();
         let start = |from: &Path, own: Option<&RunFolder>| {
@@ -201,13 +202,13 @@ pub(in crate::commands) struct MemoryDecision {
 }
 
 /// Files that the run keeps from the folder of its model or tokenizer; none if it has them already.
-fn beside(
+fn model_files(
     config: &Config,
     tokenizer: Option<&Tokenizer>,
     dir: Option<&Path>,
     mode: RunMode,
 ) -> Result<ModelFiles, CommandError> {
-    let (beside, from) = match (dir, mode, &config.model.from) {
+    let (model_files, from) = match (dir, mode, &config.model.from) {
         (Some(dir), RunMode::Resume, _) if dir.join(KEPT).exists() => {
             return Ok(ModelFiles::default());
         }
@@ -223,7 +224,7 @@ fn beside(
             _ => return Ok(ModelFiles::default()),
         },
     };
-    Ok(data::fitting(beside?, from, config, tokenizer))
+    Ok(data::fitting(model_files?, from, config, tokenizer))
 }
 
 /// Refuses a run if its first checkpoint has no room on the disk, or its weights if it saves no
@@ -236,10 +237,10 @@ fn check_disk(
 ) -> Result<(), CommandError> {
     let parameters = built.decoder.shape().parameters();
     // A fork gets a directory next to its source.
-    let beside =
+    let next_to =
         |dir: &Path| dir.canonicalize().map_or(dir.to_owned(), |dir| dir.with_extension("new"));
     let place = match (dir, mode) {
-        (Some(dir), RunMode::Fork) => beside(dir),
+        (Some(dir), RunMode::Fork) => next_to(dir),
         (dir, _) => dir.unwrap_or(Path::new(RUNS)).to_owned(),
     };
     let disk = Disk::new(&loaded.config, parameters, &place);

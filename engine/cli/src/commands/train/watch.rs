@@ -22,7 +22,7 @@ pub(super) struct Watch {
     /// Newest step that could not be saved, with the reason.
     pub(super) not_saved: Option<(u64, String)>,
     /// Step and loss of the last evaluation, and whether it covers the whole validation set.
-    pub(super) held_out: Option<(u64, f64, bool)>,
+    pub(super) validation: Option<(u64, f64, bool)>,
     /// Whether the training loss is above that of a guess.
     pub(super) guess: GuessWatch,
     pub(super) train_seconds: f64,
@@ -43,7 +43,7 @@ impl Watch {
                 let line = EvalLine { step, steps: config.train.steps, loss, whole, sets: &sets };
                 self.progress.eval(&line, &standing);
                 // The last one counts: `train.patience` may end the run after any evaluation.
-                self.held_out = Some((step, loss, whole));
+                self.validation = Some((step, loss, whole));
             }
             Message::Evaluating { step, done, batches } => {
                 let steps = ProgressCount { done: step, of: config.train.steps };
