@@ -123,11 +123,11 @@ pub(crate) const A_PROCESS: [&str; 4] =
 #[ignore = "a process of the tests below"]
 #[expect(clippy::exit, reason = "the launcher reads the exit code")]
 fn a_process() {
-    let told = |name| std::env::var(name).unwrap();
+    let variable = |name| std::env::var(name).unwrap();
     let number = NUMBER.into_iter().find_map(|name| std::env::var(name).ok()).unwrap();
-    let ids = std::path::PathBuf::from(told(IDS));
+    let ids = std::path::PathBuf::from(variable(IDS));
     std::fs::write(ids.join(&number), std::process::id().to_string()).unwrap();
-    let fault = Fault::read(&told(FAULT));
+    let fault = Fault::read(&variable(FAULT));
     let number: usize = number.parse().unwrap();
     let mine = number == fault.victim;
     if mine && fault.place.is_none() {
@@ -142,7 +142,7 @@ fn a_process() {
             }
         }
     });
-    let words: Vec<String> = serde_json::from_str(&told(WORDS)).unwrap();
+    let words: Vec<String> = serde_json::from_str(&variable(WORDS)).unwrap();
     let words = words.into_iter().map(OsString::from);
     std::process::exit(onebox::commands::run(words, Some(watcher)).into());
 }
@@ -190,17 +190,17 @@ pub(crate) fn suffer_by(
 
 /// Asserts that the run has failed, and that the victim is named.
 pub(crate) fn assert_named(done: &CommandOutput, fault: Fault) {
-    let said = &done.stderr;
-    assert!(done.code != 0, "{fault}: {said}");
+    let stderr = &done.stderr;
+    assert!(done.code != 0, "{fault}: {stderr}");
     match (fault.how, fault.place) {
-        (FaultAction::Kill, _) => assert_killed(&format!("{said}{}", done.stdout), fault.victim),
+        (FaultAction::Kill, _) => assert_killed(&format!("{stderr}{}", done.stdout), fault.victim),
         (_, None) => {
-            assert_eq!(done.code, 76, "{fault}: {said}");
-            assert!(said.contains("not all processes that the launcher has started"), "{said}");
+            assert_eq!(done.code, 76, "{fault}: {stderr}");
+            assert!(stderr.contains("not all processes that the launcher has started"), "{stderr}");
         }
         (_, Some(_)) => {
-            assert_eq!(done.code, 76, "{fault}: {said}");
-            assert_silent(said, fault.victim);
+            assert_eq!(done.code, 76, "{fault}: {stderr}");
+            assert_silent(stderr, fault.victim);
         }
     }
 }

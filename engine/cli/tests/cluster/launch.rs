@@ -144,13 +144,13 @@ pub(crate) fn assert_whole(folder: &Folder, run: &str) {
 }
 
 /// Asserts that Open MPI's launcher names the killed process.
-pub(crate) fn assert_killed(said: &str, victim: usize) {
+pub(crate) fn assert_killed(stderr: &str, victim: usize) {
     let words = [format!("rank {victim} with"), "Killed".to_owned()];
-    words.iter().for_each(|words| assert!(said.contains(words), "no `{words}` in\n{said}"));
+    words.iter().for_each(|words| assert!(stderr.contains(words), "no `{words}` in\n{stderr}"));
 }
 
 /// Asserts that the other processes name a stopped process.
-pub(crate) fn assert_silent(said: &str, victim: usize) {
+pub(crate) fn assert_silent(stderr: &str, victim: usize) {
     let words = ["no sign of life for".to_owned(), format!("from process {victim} on ")];
-    words.iter().for_each(|words| assert!(said.contains(words), "no `{words}` in\n{said}"));
+    words.iter().for_each(|words| assert!(stderr.contains(words), "no `{words}` in\n{stderr}"));
 }

@@ -160,7 +160,7 @@ fn a_script_trains_the_same_run_by_several_numbers_of_processes() {
 struct LongRun {
     child: Child,
     lines: Receiver<String>,
-    said: String,
+    stderr: String,
 }
 
 impl LongRun {
@@ -182,16 +182,16 @@ impl LongRun {
         std::thread::spawn(move || {
             stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
-        let mut long = Self { child, lines, said: String::new() };
+        let mut long = Self { child, lines, stderr: String::new() };
         long.until("saved");
         long
     }
 
     fn until(&mut self, words: &str) {
-        while !self.said.contains(words) {
+        while !self.stderr.contains(words) {
             let line = self.lines.recv_timeout(Duration::from_secs(120));
-            self.said += &line.unwrap_or_else(|_| panic!("no `{words}` in\n{}", self.said));
-            self.said.push('\n');
+            self.stderr += &line.unwrap_or_else(|_| panic!("no `{words}` in\n{}", self.stderr));
+            self.stderr.push('\n');
         }
     }
 
@@ -217,10 +217,10 @@ impl LongRun {
 
     fn end(mut self) -> (i32, String) {
         for line in self.lines.iter() {
-            self.said += &line;
-            self.said.push('\n');
+            self.stderr += &line;
+            self.stderr.push('\n');
         }
-        (self.child.wait().unwrap().code().unwrap_or(-1), self.said)
+        (self.child.wait().unwrap().code().unwrap_or(-1), self.stderr)
     }
 }
 
@@ -242,15 +242,15 @@ fn a_process_that_is_killed_or_stopped_ends_all_and_leaves_whole_checkpoints() {
         let processes = long.processes();
         assert_eq!(processes.len(), 2);
         signal(&processes[&victim], how);
-        let (code, said) = long.end();
-        assert!(code != 0, "{said}");
+        let (code, stderr) = long.end();
+        assert!(code != 0, "{stderr}");
         if how == "-STOP" {
-            assert_eq!(code, 76, "{said}");
+            assert_eq!(code, 76, "{stderr}");
             let ranks = if victim == 0 { "2 ranks (0 to 1)" } else { "2 ranks (2 to 3)" };
-            assert_silent(&said, victim);
-            assert!(said.contains(ranks), "{said}");
+            assert_silent(&stderr, victim);
+            assert!(stderr.contains(ranks), "{stderr}");
         } else {
-            assert_killed(&said, victim);
+            assert_killed(&stderr, victim);
         }
         assert_gone(processes.values());
         assert_whole(&folder, &run);
@@ -268,9 +268,9 @@ fn a_signal_to_one_process_stops_all_after_the_same_step_and_saves_it() {
         let long = LongRun::start(&folder, 2, &run);
         let processes = long.processes();
         signal(&processes[&victim], "-TERM");
-        let (code, said) = long.end();
-        assert_eq!(code, 75, "{said}");
-        assert_eq!(said.matches("interrupted after step").count(), 1, "{said}");
+        let (code, stderr) = long.end();
+        assert_eq!(code, 75, "{stderr}");
+        assert_eq!(stderr.matches("interrupted after step").count(), 1, "{stderr}");
         assert_gone(processes.values());
         assert_whole(&folder, &run);
     }

@@ -46,12 +46,16 @@ fn json(folder: &Folder, verb: &str, arguments: &[String]) -> Value {
 
 /// `plan` and `simulate` report the same memory, ops and moved bytes.
 fn agree(folder: &Folder, arguments: &[String]) {
-    let (plan, told) = (json(folder, "plan", arguments), json(folder, "simulate", arguments));
+    let (plan, simulation) = (json(folder, "plan", arguments), json(folder, "simulate", arguments));
     let name = format!("{arguments:?}");
-    assert_eq!(plan["gpu"]["bytes"], told["gpu_bytes"], "{name}");
-    assert_eq!(plan["host_per_rank"]["bytes"], told["host_bytes_per_rank"], "{name}");
-    assert_eq!((&told["simulated"], &told["fits"]), (&true.into(), &true.into()), "{name}");
-    let (planned, played) = (&plan["step"]["lanes"], &told["lanes"]);
+    assert_eq!(plan["gpu"]["bytes"], simulation["gpu_bytes"], "{name}");
+    assert_eq!(plan["host_per_rank"]["bytes"], simulation["host_bytes_per_rank"], "{name}");
+    assert_eq!(
+        (&simulation["simulated"], &simulation["fits"]),
+        (&true.into(), &true.into()),
+        "{name}"
+    );
+    let (planned, played) = (&plan["step"]["lanes"], &simulation["lanes"]);
     for (planned, played) in planned.as_array().unwrap().iter().zip(played.as_array().unwrap()) {
         assert_eq!(
             (&planned["lane"], &planned["ops"]),

@@ -22,8 +22,8 @@ fn of_70b(folder: &Folder, verb: &str, batch: usize, more: &[&str]) -> Value {
 }
 
 /// The share in the sentence about `Auto`.
-fn share(told: &Value) -> String {
-    let why = told["chosen"].as_str().unwrap();
+fn share(report: &Value) -> String {
+    let why = report["chosen"].as_str().unwrap();
     let rest = why.strip_prefix("offload.update: Auto is Speculative with a share of ").unwrap();
     let (share, rest) = rest.split_once(':').unwrap();
     assert!(rest.contains("(simulated)") && rest.contains("more of the host's memory"), "{why}");
@@ -35,7 +35,7 @@ fn on_a_described_box_the_update_is_chosen_by_time() {
     let folder = Folder::new();
     let alone =
         |more: &[&str]| of_70b(&folder, "simulate", 16, &[&["--no-schedules"], more].concat());
-    let seconds = |told: &Value| told["step_seconds"].as_f64().unwrap();
+    let seconds = |report: &Value| report["step_seconds"].as_f64().unwrap();
     let auto = alone(&AUTO);
     let ahead = |share: &str| {
         let share = format!("offload.speculated_fraction={share}");
@@ -52,7 +52,7 @@ fn on_a_described_box_the_update_is_chosen_by_time() {
 #[test]
 fn the_share_is_no_larger_than_what_fits() {
     let folder = Folder::new();
-    let share_of = |told: &Value| share(told).parse::<f64>().unwrap();
+    let share_of = |report: &Value| share(report).parse::<f64>().unwrap();
     let [few, many] = [16, 32].map(|batch| of_70b(&folder, "plan", batch, &AUTO));
     assert!(few["fits"] == true && many["fits"] == true);
     assert!(share_of(&many) < share_of(&few), "sums of two micro-batches take host memory");
@@ -66,14 +66,14 @@ fn the_share_is_no_larger_than_what_fits() {
 fn where_nothing_is_gained_the_update_stays_overlapped_and_its_memory_free() {
     let folder = Folder::new();
     let plain = of_70b(&folder, "plan", 512, &[]);
-    let told = of_70b(&folder, "plan", 512, &AUTO);
-    let why = told["chosen"].as_str().unwrap();
+    let report = of_70b(&folder, "plan", 512, &AUTO);
+    let why = report["chosen"].as_str().unwrap();
     let begins = "offload.update: Auto is Overlapped: Speculative gains less than 1 %: ";
     assert!(why.starts_with(begins), "{why}");
-    assert_eq!(told["host_per_rank"]["bytes"], plain["host_per_rank"]["bytes"]);
+    assert_eq!(report["host_per_rank"]["bytes"], plain["host_per_rank"]["bytes"]);
     // The last of many backward passes is too short on any box.
-    let told = of_70b(&folder, "plan", 512, &[&AUTO[..], &["--set", "batch.micro=1"]].concat());
-    let why = told["chosen"].as_str().unwrap();
+    let report = of_70b(&folder, "plan", 512, &[&AUTO[..], &["--set", "batch.micro=1"]].concat());
+    let why = report["chosen"].as_str().unwrap();
     assert!(why.contains("at most 0.3 % of a step of 256 micro-batches"), "{why}");
 }
 
@@ -114,9 +114,9 @@ fn a_run_goes_on_and_forks_where_auto_chooses_otherwise() {
     folder.train("whole", &[&both[..], &six].concat()).ok();
     folder.train("run", &[&both[..], &ahead].concat()).ok();
     let fork = folder.train("run", &[&["--fork"], &both[1..], &six, &AUTO].concat()).ok();
-    let told: Vec<&str> = fork.stderr.lines().take(3).collect();
-    assert!(told[1].ends_with("Speculative -> Overlapped"), "{told:?}");
-    assert!(!told[2].contains("speculated_fraction"), "{told:?}");
+    let lines: Vec<&str> = fork.stderr.lines().take(3).collect();
+    assert!(lines[1].ends_with("Speculative -> Overlapped"), "{lines:?}");
+    assert!(!lines[2].contains("speculated_fraction"), "{lines:?}");
     folder.train("run", &[&["--resume"], &both[..], &six, &AUTO].concat()).ok();
     assert_eq!(folder.hash("run"), folder.hash("whole"));
     // A changed share without an effect is no difference.

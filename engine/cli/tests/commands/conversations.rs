@@ -154,9 +154,9 @@ fn a_person_at_a_terminal_converses_until_ctrl_d_or_two_ctrl_c() {
         let (code, lines, screen) = terminal.end();
         assert_eq!(code, 0, "{ends:?}: {lines:#?}");
         let shown = text(&screen);
-        let told =
+        let answers =
             ["a conversation of at most 256 tokens", "/reset   start anew", "/bye is no command"];
-        assert!(told.iter().all(|words| shown.contains(words)), "{shown}");
+        assert!(answers.iter().all(|words| shown.contains(words)), "{shown}");
         // A terminal gets the control characters of an answer escaped.
         let escaped = |c: char| match c.is_control() {
             true => format!("\\u{:04x}", u32::from(c)),

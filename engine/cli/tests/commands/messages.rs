@@ -306,12 +306,12 @@ fn proposed_commands_run_as_they_stand_whatever_the_names_are() {
         lines
     };
     let config = quoted_path(&here.join("tiny.ron"));
-    let told = run(&format!(
+    let output = run(&format!(
         "{program} train {config} --run-dir='-a b' --set 'sample.prompt=\"it'\\''s $\"'"
     ))
     .ok();
-    let next = proposed(&told.stderr, &format!("{program} "));
-    assert_eq!(next.len(), 3, "{}", told.stderr);
+    let next = proposed(&output.stderr, &format!("{program} "));
+    assert_eq!(next.len(), 3, "{}", output.stderr);
     for line in &next {
         run(line).ok();
     }

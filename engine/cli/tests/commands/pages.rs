@@ -53,9 +53,9 @@ fn a_model_learns_chats_as_the_page_says() {
             .env("XDG_CACHE_HOME", folder.path().join("cache"))
             .output()
             .unwrap();
-        let (out, told) =
+        let (out, stderr) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{command}: {told}");
+        assert!(output.status.success(), "{command}: {stderr}");
         let shown = shown.join("\n");
         assert!(
             shown.trim().is_empty() || shown.trim() == out.trim(),

@@ -32,17 +32,20 @@ fn a_thread_that_the_machine_does_not_give_is_an_error_with_its_reason() {
         let mut refused = 0;
         for given in 0..12 {
             let done = with(&folder, given, args);
-            let (what, said) = (format!("{args:?} with {given} threads"), &done.stderr);
-            assert!(!said.contains("panicked"), "{what}: {said}");
+            let (what, stderr) = (format!("{args:?} with {given} threads"), &done.stderr);
+            assert!(!stderr.contains("panicked"), "{what}: {stderr}");
             match done.code {
                 0 => {}
                 76 => {
                     refused += 1;
-                    assert!(said.contains("no thread for"), "{what}: {said}");
-                    assert!(said.contains("Resource temporarily unavailable"), "{what}: {said}");
-                    assert!(said.contains("raise the limit of processes"), "{what}: {said}");
+                    assert!(stderr.contains("no thread for"), "{what}: {stderr}");
+                    assert!(
+                        stderr.contains("Resource temporarily unavailable"),
+                        "{what}: {stderr}"
+                    );
+                    assert!(stderr.contains("raise the limit of processes"), "{what}: {stderr}");
                 }
-                code => panic!("{what}: {code}: {said}"),
+                code => panic!("{what}: {code}: {stderr}"),
             }
         }
         assert!(refused > 0, "{args:?} starts no thread that it needs");

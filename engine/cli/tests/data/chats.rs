@@ -88,14 +88,14 @@ fn a_run_of_epochs_has_as_many_steps_as_they_need() {
     fs::write(folder.path("epochs.ron"), &ron).unwrap();
     let train = |args: &[&str]| folder.onebox(&[&["train", "epochs.ron"], args].concat());
     // 81 samples of 54 per epoch, 8 per step, need 11 steps.
-    let told = train(&["--run-dir", "run"]).ok().stderr;
-    assert!(told.contains("done    11 steps"), "{told}");
+    let stderr = train(&["--run-dir", "run"]).ok().stderr;
+    assert!(stderr.contains("done    11 steps"), "{stderr}");
     let kept = folder.read("run/config.ron");
     for said in ["steps: 11,", "decay_steps: 11,", "epochs: None,"] {
         assert!(kept.contains(said), "{said}: {kept}");
     }
-    let told = train(&["--run-dir", "run", "--resume"]).ok().stderr;
-    assert!(told.contains("finished at step 11"), "{told}");
+    let stderr = train(&["--run-dir", "run", "--resume"]).ok().stderr;
+    assert!(stderr.contains("finished at step 11"), "{stderr}");
     train(&["--dry-run", "--set", "train.steps=3"])
         .refused(78, &["a run has steps or epochs, not both", "3 steps", "1.5 epochs"]);
     train(&["--dry-run", "--set", "schedule.warmup_steps=12"]).refused(78, &["warmup_steps"]);
@@ -113,8 +113,8 @@ fn a_new_model_learns_chats_by_the_template_beside_its_tokenizer() {
           data: (train: \"chats.jsonl\", format: Chat, tokenizer: {from:?}))"
     );
     fs::write(folder.path("new.ron"), ron).unwrap();
-    let told = folder.onebox(&["train", "new.ron", "--run-dir", "new"]).ok().stderr;
-    assert!(told.contains("generate new --chat\n"), "{told}");
+    let stderr = folder.onebox(&["train", "new.ron", "--run-dir", "new"]).ok().stderr;
+    assert!(stderr.contains("generate new --chat\n"), "{stderr}");
     let args = ["generate", "new", "--chat", "--prompt", "what?", "--tokens", "2", "--json"];
     folder.onebox(&args).ok();
     let kept = |name: &str| folder.path("new/model.from").join(name).exists();
@@ -212,16 +212,16 @@ fn long_texts_are_divided_and_lose_no_target() {
         let all = ["data", "check", "chat.ron", "--json"].into_iter();
         folder.onebox(&all.chain(sets.flat_map(|set| ["--set", set])).collect::<Vec<_>>()).ok()
     };
-    let told = check("model.seq_len=32");
+    let checked = check("model.seq_len=32");
     let divided = "of 40 rows have more tokens than model.seq_len + 1 and are divided";
-    assert!(told.stderr.contains(divided), "{}", told.stderr);
+    assert!(checked.stderr.contains(divided), "{}", checked.stderr);
     let whole = check("model.seq_len=256");
     assert!(!whole.stderr.contains("divided"), "{}", whole.stderr);
     let tokens = |stdout: &str| {
         let said: serde_json::Value = serde_json::from_str(stdout).unwrap();
         said["tokens"].as_u64().unwrap()
     };
-    assert_eq!(tokens(&told.stdout), tokens(&whole.stdout));
+    assert_eq!(tokens(&checked.stdout), tokens(&whole.stdout));
 }
 
 /// Prepares the chats of `chat.ron` into `out`, and returns the config line that trains on them.
@@ -412,14 +412,14 @@ fn a_run_on_prepared_chats_keeps_their_tokenizer_and_template() {
     );
     fs::write(folder.path("new.ron"), ron).unwrap();
     folder.onebox(&["config", "check", "new.ron"]).ok();
-    let told = folder.onebox(&["train", "new.ron", "--run-dir", "new"]).ok().stderr;
-    assert!(told.contains("generate new --chat\n"), "{told}");
+    let stderr = folder.onebox(&["train", "new.ron", "--run-dir", "new"]).ok().stderr;
+    assert!(stderr.contains("generate new --chat\n"), "{stderr}");
     folder.onebox(&["generate", "new", "--chat", "--prompt", "what?", "--tokens", "2"]).ok();
     let kept = |name: &str| folder.path("new/model.from").join(name).exists();
     assert!(kept("tokenizer_config.json") && !kept("config.json"));
     let without = ["train", "new.ron", "--run-dir", "none", "--set", "data.tokenizer=None"];
-    let told = folder.onebox(&without).ok().stderr;
-    assert!(!told.contains("--chat"), "{told}");
+    let stderr = folder.onebox(&without).ok().stderr;
+    assert!(!stderr.contains("--chat"), "{stderr}");
     let numbers = ["generate", "none", "--prompt", "5 6", "--tokens", "2"];
     folder.onebox(&numbers).ok();
 }

@@ -45,9 +45,9 @@ fn cached(folder: &Folder) -> usize {
 fn the_same_chats_in_any_container_are_the_same_data() {
     let folder = with_containers();
     let check = |train: &str| -> [serde_json::Value; 2] {
-        let told = run(&folder, &["data", "check", "chat.ron", "--json"], train, &[]).ok();
-        let told: serde_json::Value = serde_json::from_str(&told.stdout).unwrap();
-        ["train_hash", "held_out_hash"].map(|key| told[key].clone())
+        let output = run(&folder, &["data", "check", "chat.ron", "--json"], train, &[]).ok();
+        let output: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
+        ["train_hash", "held_out_hash"].map(|key| output[key].clone())
     };
     let plain = check("plain.jsonl");
     assert!(plain.iter().all(serde_json::Value::is_string), "{plain:?}");
@@ -104,17 +104,17 @@ fn messages_name_the_file_with_its_line_or_row() {
     let put = |name: &str, text: &str| fs::write(folder.path(name), text).unwrap();
     let rows: Vec<String> = folder.read("chats.jsonl").lines().map(str::to_owned).collect();
     put("bad.json", &format!("[\n{},\n7]", rows.join(",\n\n")));
-    let told = run(&folder, &["train", "chat.ron", "--dry-run"], "bad.json", &[]).ok().stderr;
+    let stderr = run(&folder, &["train", "chat.ron", "--dry-run"], "bad.json", &[]).ok().stderr;
     assert!(
-        told.contains("1 of 61 rows cannot be used (bad.json row 61: it is a number"),
-        "{told}"
+        stderr.contains("1 of 61 rows cannot be used (bad.json row 61: it is a number"),
+        "{stderr}"
     );
     let texts = "data.format=Jsonl(text: \"text\")";
     let good: String = (0..40).map(|i| format!("{i},\"the box\nholds {i}\"\n")).collect();
     put("table.csv", &format!("id,text\n{good}40,\n"));
     let args = ["train", "chat.ron", "--dry-run"];
-    let told = run(&folder, &args, "table.csv", &[texts, "model.seq_len=8"]).ok().stderr;
-    assert!(told.contains("1 of 41 rows cannot be used (table.csv line 82: "), "{told}");
+    let stderr = run(&folder, &args, "table.csv", &[texts, "model.seq_len=8"]).ok().stderr;
+    assert!(stderr.contains("1 of 41 rows cannot be used (table.csv line 82: "), "{stderr}");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn damaged_packed_files_are_refused_with_their_place_and_leave_no_copy() {
     let gz = fs::read(folder.path("files/chats.jsonl.gz")).unwrap();
     let parquet = fs::read(folder.path("files/zstd.parquet")).unwrap();
     let json = fs::read(folder.path("files/alpaca.json")).unwrap();
-    for (name, bytes, said) in [
+    for (name, bytes, expected) in [
         (
             "cut.jsonl.gz",
             &gz[..gz.len() - 3],
@@ -155,13 +155,18 @@ fn damaged_packed_files_are_refused_with_their_place_and_leave_no_copy() {
             &["data", "prepare", "chat.ron", "out"],
         ] {
             let code = if command[0] == "config" { 78 } else { 66 };
-            let told = run(&folder, command, name, &[]);
-            assert!([code, 66].contains(&told.code), "{name}: {}: {}", told.code, told.stderr);
-            let said = ["data.train", name, said];
+            let output = run(&folder, command, name, &[]);
             assert!(
-                said.iter().all(|said| told.stderr.contains(said)),
-                "{said:?}: {}",
-                told.stderr
+                [code, 66].contains(&output.code),
+                "{name}: {}: {}",
+                output.code,
+                output.stderr
+            );
+            let expected = ["data.train", name, expected];
+            assert!(
+                expected.iter().all(|expected| output.stderr.contains(expected)),
+                "{expected:?}: {}",
+                output.stderr
             );
         }
     }
@@ -172,8 +177,8 @@ fn damaged_packed_files_are_refused_with_their_place_and_leave_no_copy() {
 fn saved_data_sets_get_the_line_of_python_that_converts_them() {
     let folder = with_containers();
     let refused = |train: &str, line: &str| {
-        let told = run(&folder, &["data", "check", "chat.ron"], train, &[]);
-        told.refused(66, &["convert them with this line", line]);
+        let output = run(&folder, &["data", "check", "chat.ron"], train, &[]);
+        output.refused(66, &["convert them with this line", line]);
     };
     let at = |name: &str| folder.path(name).display().to_string();
     let saved = format!(
@@ -217,10 +222,10 @@ fn compressed_text_is_text() {
     // Of a file and its compressed copy in a folder, onebox reads one.
     fs::copy(folder.path("text.txt"), folder.path("many/a.txt")).unwrap();
     let set = ["--set", "data.train=\"many\"", "--dry-run"];
-    let told = folder.train("d", &set).ok().stderr;
+    let stderr = folder.train("d", &set).ok().stderr;
     assert!(
-        told.contains("a.txt.gz") && told.contains("is there, too: remove one of them"),
-        "{told}"
+        stderr.contains("a.txt.gz") && stderr.contains("is there, too: remove one of them"),
+        "{stderr}"
     );
 }
 
@@ -230,11 +235,11 @@ fn compressed_text_is_text() {
 fn only_the_columns_in_use_of_a_table_must_be_of_a_type_that_is_read() {
     let folder = with_containers();
     let hash = |train: &str| -> serde_json::Value {
-        let told = run(&folder, &["data", "check", "chat.ron", "--json"], train, &[]).ok();
-        serde_json::from_str::<serde_json::Value>(&told.stdout).unwrap()["train_hash"].clone()
+        let output = run(&folder, &["data", "check", "chat.ron", "--json"], train, &[]).ok();
+        serde_json::from_str::<serde_json::Value>(&output.stdout).unwrap()["train_hash"].clone()
     };
     assert_eq!(hash("files/unused.parquet"), hash("files/zstd.parquet"));
-    for (column, said) in [
+    for (column, expected) in [
         ("stamp", "`stamp` is of the Parquet type TIMESTAMP(NANOS) (onebox does not read it)"),
         (
             "picture",
@@ -243,8 +248,8 @@ fn only_the_columns_in_use_of_a_table_must_be_of_a_type_that_is_read() {
         ("vector", "`vector` is a value that onebox does not read (it has an infinite number"),
     ] {
         let text = format!("data.format=Jsonl(text: {column:?})");
-        let told = run(&folder, &["data", "check", "chat.ron"], "files/unused.parquet", &[&text]);
-        told.refused(66, &["data.train", "unused.parquet row", said, ", not a text"]);
+        let output = run(&folder, &["data", "check", "chat.ron"], "files/unused.parquet", &[&text]);
+        output.refused(66, &["data.train", "unused.parquet row", expected, ", not a text"]);
     }
 }
 
@@ -265,12 +270,12 @@ fn a_folder_of_texts_leaves_out_what_cannot_be_unpacked() {
         let train = format!("data.train={train:?}");
         folder.onebox(&["data", "check", "tiny.ron", "--json", "--set", &train]).ok()
     };
-    let hash = |told: &CommandOutput| -> serde_json::Value {
-        serde_json::from_str::<serde_json::Value>(&told.stdout).unwrap()["train_hash"].clone()
+    let hash = |output: &CommandOutput| -> serde_json::Value {
+        serde_json::from_str::<serde_json::Value>(&output.stdout).unwrap()["train_hash"].clone()
     };
-    let told = check("many");
-    assert_eq!(hash(&told), hash(&check("many/a.txt")));
-    for said in [
+    let output = check("many");
+    assert_eq!(hash(&output), hash(&check("many/a.txt")));
+    for expected in [
         "b.txt.gz: it is compressed (gzip), and it is damaged: it ends too early",
         "d.txt.gz: it is compressed (gzip), and it is damaged: it ends too early",
         "c.tgz: it is compressed (gzip), and it contains a tar archive: unpack it by hand; it is left out",
@@ -278,7 +283,7 @@ fn a_folder_of_texts_leaves_out_what_cannot_be_unpacked() {
         "b.txt.gz (",
         "is compressed, and damaged or cut off: get the whole file again",
     ] {
-        assert!(told.stderr.contains(said), "`{said}` is not in:\n{}", told.stderr);
+        assert!(output.stderr.contains(expected), "`{expected}` is not in:\n{}", output.stderr);
     }
     let plan = folder.onebox(&["plan", "tiny.ron", "--set", "data.train=\"many\""]);
     assert_eq!(plan.code, 0, "{}", plan.stderr);
@@ -303,23 +308,26 @@ fn two_copies_of_one_text_are_warned_of() {
         fs::copy(folder.path(&format!("files/{name}")), folder.path(&format!("both/{name}")))
             .unwrap();
     }
-    let said = "have texts of the same name and of ";
+    let expected = "have texts of the same name and of ";
     let dry = ["train", "chat.ron", "--dry-run"];
     for train in ["both", "both/*"] {
-        let told = run(&folder, &dry, train, &[]).ok().stderr;
-        let line = told.lines().find(|line| line.contains(said)).unwrap_or_default();
+        let stderr = run(&folder, &dry, train, &[]).ok().stderr;
+        let line = stderr.lines().find(|line| line.contains(expected)).unwrap_or_default();
         for name in ["both/chats.jsonl.gz and ", "both/chats.jsonl.zst have "] {
-            assert!(line.contains(name), "{train}: {told}");
+            assert!(line.contains(name), "{train}: {stderr}");
         }
     }
     // A glob names a text and its compressed copy; other texts of one length have other names.
     folder.shell("mkdir glob && cp text.txt glob/a.txt && cp text.txt glob/b.txt").ok();
     folder.shell("gzip -k glob/a.txt").ok();
     let set = ["--set", "data.train=\"glob/*\"", "--dry-run"];
-    let told = folder.train("d", &set).ok().stderr;
-    assert!(told.contains("glob/a.txt and ") && told.contains("glob/a.txt.gz have"), "{told}");
-    let mut warned = told.lines().filter(|line| line.contains(said));
-    assert!(warned.all(|line| line.contains("a.txt.gz have")), "{told}");
+    let stderr = folder.train("d", &set).ok().stderr;
+    assert!(
+        stderr.contains("glob/a.txt and ") && stderr.contains("glob/a.txt.gz have"),
+        "{stderr}"
+    );
+    let mut warned = stderr.lines().filter(|line| line.contains(expected));
+    assert!(warned.all(|line| line.contains("a.txt.gz have")), "{stderr}");
 }
 
 /// A command that writes nothing unpacks on the disk of the cache folder. `TMPDIR` may be in memory.
@@ -341,8 +349,8 @@ fn a_command_that_writes_nothing_unpacks_beside_the_cache() {
         assert_eq!(fs::read_dir(folder.path(name)).unwrap().count(), 0, "{name}");
     }
     let refused = check("none", "none");
-    let said = "it is compressed (gzip), and its text cannot be read or written";
-    assert!(refused.code != 0 && refused.stderr.contains(said), "{}", refused.stderr);
+    let expected = "it is compressed (gzip), and its text cannot be read or written";
+    assert!(refused.code != 0 && refused.stderr.contains(expected), "{}", refused.stderr);
     assert!(!folder.path("none").exists());
 }
 

@@ -33,9 +33,9 @@ fn other_text_of_equal_length_is_another_experiment() {
     let metrics = folder.read("run/metrics.jsonl");
     // The same bytes in another order, and one changed byte in the validation set.
     let (a, b) = text.split_at(text.len() / 3);
-    let mut held_out = text.clone().into_bytes();
-    *held_out.last_mut().unwrap() ^= 1;
-    for other in [format!("{b}{a}").into_bytes(), held_out] {
+    let mut validation = text.clone().into_bytes();
+    *validation.last_mut().unwrap() ^= 1;
+    for other in [format!("{b}{a}").into_bytes(), validation] {
         fs::write(folder.path("text.txt"), other).unwrap();
         let texts =
             ["this config differs from the one", "data (what the files hold)", "xxh3", "--fork"];

@@ -67,26 +67,26 @@ fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
     fs::write(folder.path(&pasted_ron), pasted).unwrap();
     let tokens = (pasted_ron.as_str(), &[][..]);
     let text = ("tiny.ron", &sets[..]);
-    let told = |args: &[&str], (ron, sets): (&str, &[&str])| {
+    let stdout = |args: &[&str], (ron, sets): (&str, &[&str])| {
         let args: Vec<_> =
             args.iter().map(|arg| if *arg == "CONFIG" { ron } else { *arg }).collect();
         onebox(folder, &args, sets).ok().stdout
     };
     let train = |run: &str, of| {
         let run = format!("{run}-{made}");
-        told(&["train", "CONFIG", "-q", "--run-dir", &run], of);
+        stdout(&["train", "CONFIG", "-q", "--run-dir", &run], of);
         folder.hash(&run)
     };
     let same = |args: &[&str], keys: [&str; 3]| {
         let [one, other] = [tokens, text].map(|of| {
-            let said = told(args, of);
+            let said = stdout(args, of);
             let said: serde_json::Value = serde_json::from_str(&said).unwrap();
             keys.map(|key| said[key].clone())
         });
         assert_eq!(one, other);
     };
     let shown = |of| {
-        let shown = told(&["data", "show", "CONFIG", "--sample", "2"], of);
+        let shown = stdout(&["data", "show", "CONFIG", "--sample", "2"], of);
         // The first line names the data set, and headings name the files of documents.
         let lines = shown.lines().skip(1).filter(|line| !line.starts_with("----"));
         lines.map(str::to_owned).collect::<Vec<_>>()
@@ -176,12 +176,12 @@ fn an_interrupted_one_says_what_is_kept_and_goes_on() {
 fn made(folder: &Folder) -> [String; 4] {
     let sets = [&TOKENIZER[..], &["data.validation=\"text.txt\""]].concat();
     onebox(folder, &["data", "prepare", "tiny.ron", "made"], &sets).ok();
-    let [train, held_out] = ["train", "validation"].map(|name| folder.path("made").join(name));
+    let [train, validation] = ["train", "validation"].map(|name| folder.path("made").join(name));
     [
         "model.vocab=300".into(),
         "data.format=U16".into(),
         format!("data.train={train:?}"),
-        format!("data.validation={held_out:?}"),
+        format!("data.validation={validation:?}"),
     ]
 }
 

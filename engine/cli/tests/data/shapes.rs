@@ -290,9 +290,9 @@ fn lists_in_the_cells_of_a_table_are_lists() {
         row
     });
     let dry = ["train", "chat.ron", "--dry-run"];
-    let told = with(&folder, &dry, &["data.train=cut.csv"]).ok().stderr;
+    let stderr = with(&folder, &dry, &["data.train=cut.csv"]).ok().stderr;
     let line = format!("1 of 60 rows cannot be used (cut.csv line 61: {said}");
-    assert!(told.contains(&line), "{told}");
+    assert!(stderr.contains(&line), "{stderr}");
     table("python.csv", &keys, &|i| {
         let mut row = lists(i);
         row["prompt"] = json!(row["prompt"].to_string().replace('"', "'"));

@@ -326,8 +326,9 @@ fn documents_of_a_gigabyte_are_packed_by_their_index_alone() {
         "model.seq_len=8192",
     ];
     let done = check(&folder, "cache", &sets).ok();
-    let told = "32768 of 32768 documents have more tokens than model.seq_len + 1 and are divided";
-    assert!(done.stderr.contains(told), "{}", done.stderr);
+    let warning =
+        "32768 of 32768 documents have more tokens than model.seq_len + 1 and are divided";
+    assert!(done.stderr.contains(warning), "{}", done.stderr);
     let said: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(
         said["samples"].as_u64().unwrap() + said["held_out_samples"].as_u64().unwrap(),

@@ -119,8 +119,8 @@ fn the_cache_has_a_limit_and_is_shown_and_emptied() {
         check(name, "").ok();
     }
     let bytes = kept(&folder).iter().map(|path| std::fs::metadata(path).unwrap().len()).sum();
-    let [parts, told, ..] = shown(&[]);
-    assert_eq!((parts, told), (3, bytes));
+    let [parts, counted_bytes, ..] = shown(&[]);
+    assert_eq!((parts, counted_bytes), (3, bytes));
     // The first entry is used last.
     let pause = || std::thread::sleep(std::time::Duration::from_millis(1100));
     let small = format!("{}B", bytes - 1);

@@ -134,8 +134,11 @@ fn the_settings_of_an_answer_give_its_step_with_a_config_of_the_model() {
             line.split("--set ").skip(1).flat_map(|set| ["--set", set.trim().trim_matches('\'')]);
         let command: Vec<&str> =
             ["simulate", "a.ron", "--box", &on].into_iter().chain(sets).collect();
-        let told = folder.onebox(&command).ok().stdout;
-        assert!(told.contains(&format!("samples takes {seconds}:")), "{seconds}, {line}:\n{told}");
+        let stdout = folder.onebox(&command).ok().stdout;
+        assert!(
+            stdout.contains(&format!("samples takes {seconds}:")),
+            "{seconds}, {line}:\n{stdout}"
+        );
     }
 }
 

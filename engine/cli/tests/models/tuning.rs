@@ -66,8 +66,8 @@ fn a_rate_of_pretraining_is_warned_of_once() {
     let folder = with_defaults();
     let high = ["--set", "optimizer.lr=6e-4"];
     let warned = |args: &[&str]| {
-        let told = folder.onebox(&[args, &high].concat()).ok().stderr;
-        told.matches("warning: optimizer.lr is 0.0006 for pretrained weights").count()
+        let stderr = folder.onebox(&[args, &high].concat()).ok().stderr;
+        stderr.matches("warning: optimizer.lr is 0.0006 for pretrained weights").count()
     };
     assert_eq!(warned(&["config", "check", "chat.ron"]), 1);
     assert_eq!(warned(&["config", "check", "chat.ron", "--json"]), 1);
@@ -85,22 +85,22 @@ fn a_rate_of_pretraining_is_warned_of_once() {
 #[test]
 fn words_of_other_tools_are_answered() {
     let folder = with_defaults();
-    let told = |set: &str, said: &str| {
-        folder.onebox(&["config", "check", "chat.ron", "--set", set]).refused(78, &[said]);
+    let check = |set: &str, expected: &str| {
+        folder.onebox(&["config", "check", "chat.ron", "--set", set]).refused(78, &[expected]);
     };
-    told("lora_r=8", "onebox has no LoRA");
-    told("num_train_epochs=3", "write `--set train.epochs=3`");
-    told("optimizer.clip=0", "`None` switches it off");
-    told("optimizer.kind=AdamW8bit", "`offload.moments: Bf16`");
-    told("optim=adamw_bnb_8bit", "onebox has no 8-bit moments");
-    told("lr_scheduler_type=cosine", "ends at 0, here at `schedule.min_lr`");
-    told("max_steps=-1", "`train.steps`: leave it out, and set `train.epochs`");
-    told("val_size=500", "`data.validation_fraction`: it is a share of `data.train`");
+    check("lora_r=8", "onebox has no LoRA");
+    check("num_train_epochs=3", "write `--set train.epochs=3`");
+    check("optimizer.clip=0", "`None` switches it off");
+    check("optimizer.kind=AdamW8bit", "`offload.moments: Bf16`");
+    check("optim=adamw_bnb_8bit", "onebox has no 8-bit moments");
+    check("lr_scheduler_type=cosine", "ends at 0, here at `schedule.min_lr`");
+    check("max_steps=-1", "`train.steps`: leave it out, and set `train.epochs`");
+    check("val_size=500", "`data.validation_fraction`: it is a share of `data.train`");
     // A proposed value is taken.
-    told("eval_steps=2e0", "write `--set train.eval_every=2`");
+    check("eval_steps=2e0", "write `--set train.eval_every=2`");
     folder.onebox(&["config", "check", "chat.ron", "--set", "train.eval_every=2"]).ok();
     let yaml = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\n";
-    for (file, more, said) in [
+    for (file, more, expected) in [
         ("axolotl.yml", "", "`sequence_len` is `model.seq_len`"),
         ("axolotl.yml", "adapter: qlora\nlora_r: 16\n", "onebox has no LoRA"),
         ("axolotl.yml", "rl: dpo\n", "onebox has no preference or reinforcement learning"),
@@ -108,8 +108,8 @@ fn words_of_other_tools_are_answered() {
         ("factory.yaml", "finetuning_type: lora\n", "onebox has no LoRA"),
     ] {
         std::fs::write(folder.path(file), format!("{yaml}{more}")).unwrap();
-        let said_all = folder.onebox(&["train", file]).refused(78, &["YAML", said]);
-        assert_eq!(said_all.stderr.contains("onebox has no"), !more.is_empty());
+        let refusal = folder.onebox(&["train", file]).refused(78, &["YAML", expected]);
+        assert_eq!(refusal.stderr.contains("onebox has no"), !more.is_empty());
     }
     let shown =
         folder.onebox(&["config", "show", "chat.ron", "--set", "precision=bf16"]).ok().stdout;

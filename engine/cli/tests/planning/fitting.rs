@@ -119,31 +119,31 @@ struct PlanAnswer {
 }
 
 /// Runs `plan` in three ways, which agree.
-fn asked(folder: &Folder, more: &[&str]) -> PlanAnswer {
-    let (fits, said) = plan(folder, &model(more));
+fn answers_of(folder: &Folder, more: &[&str]) -> PlanAnswer {
+    let (fits, answers) = plan(folder, &model(more));
     let (found, listed) = plan(folder, &search(more));
     let (as_it_is, planned) = plan(folder, &config(more, &[]));
-    assert_eq!(fits, found, "{said}\n{listed}");
-    let bf16 = said.contains(ONLY_BF16);
-    assert_eq!(bf16, listed.contains("results change: bf16 moments"), "{said}\n{listed}");
+    assert_eq!(fits, found, "{answers}\n{listed}");
+    let bf16 = answers.contains(ONLY_BF16);
+    assert_eq!(bf16, listed.contains("results change: bf16 moments"), "{answers}\n{listed}");
     let remedies = lines(&planned, "--set ");
-    assert_eq!(fits, as_it_is || !remedies.is_empty(), "{said}\n{planned}");
+    assert_eq!(fits, as_it_is || !remedies.is_empty(), "{answers}\n{planned}");
     if fits && !as_it_is {
         let change = remedies.iter().all(|remedy| remedy.contains("offload.moments=Bf16"));
-        assert_eq!(bf16, change, "{said}\n{planned}");
+        assert_eq!(bf16, change, "{answers}\n{planned}");
     }
-    for text in [&said, &listed, &planned] {
+    for text in [&answers, &listed, &planned] {
         assert!(text.contains("117 M parameters"), "{text}");
         // The model of a folder has a fixed number of layers.
         assert!(!text.contains("layers=") && !text.contains("of this shape"), "{text}");
     }
-    let enough = [&said, &listed, &planned].map(|text| {
+    let enough = [&answers, &listed, &planned].map(|text| {
         let (_, behind) = text.split_once("too small").unwrap_or_default();
         let plain = |line: &str| line.split(": --set").next().unwrap().to_owned();
         lines(behind, "with ").into_iter().map(plain).collect::<Vec<_>>()
     });
     assert!(enough.iter().all(|lines| *lines == enough[0]), "{enough:?}");
-    assert_eq!(fits, enough[0].is_empty(), "{said}");
+    assert_eq!(fits, enough[0].is_empty(), "{answers}");
     PlanAnswer { fits, bf16, enough: enough[0].clone(), of_config: planned }
 }
 
@@ -161,38 +161,38 @@ fn every_answer_of_plan_agrees_and_what_it_promises_is_so() {
     ] {
         let memories = Memories::new(box_, gpu, node);
         memories.write(&folder);
-        let said = asked(&folder, more);
-        let told = if said.bf16 {
+        let answers = answers_of(&folder, more);
+        let answer = if answers.bf16 {
             "bf16"
-        } else if said.fits {
+        } else if answers.fits {
             "yes"
         } else {
             "no"
         };
-        assert_eq!(told, verdict, "{memories:?}: {}", said.of_config);
-        for remedy in lines(&said.of_config, "--set ") {
+        assert_eq!(answer, verdict, "{memories:?}: {}", answers.of_config);
+        for remedy in lines(&answers.of_config, "--set ") {
             let sets = arguments(&format!("--set {remedy}"));
-            let (fits, told) = plan(&folder, &config(more, &sets));
-            assert!(fits && told.contains("it fits"), "{remedy}:\n{told}");
+            let (fits, stdout) = plan(&folder, &config(more, &sets));
+            assert!(fits && stdout.contains("it fits"), "{remedy}:\n{stdout}");
         }
-        let lacks = said.enough.first().map_or(Vec::new(), |line| sizes(line));
+        let lacks = answers.enough.first().map_or(Vec::new(), |line| sizes(line));
         let lacks: Vec<&str> =
             lacks.iter().map(|(of_gpu, ..)| if *of_gpu { "gpu" } else { "host" }).collect();
-        assert_eq!(lacks.join(" "), short, "{memories:?}: {:?}", said.enough);
-        for line in &said.enough {
+        assert_eq!(lacks.join(" "), short, "{memories:?}: {:?}", answers.enough);
+        for line in &answers.enough {
             let exact = !line.contains("which change results");
             let holds = |memories: &Memories| {
                 memories.write(&folder);
-                let ((fits, said), (found, _)) =
+                let ((fits, answers), (found, _)) =
                     (plan(&folder, &model(more)), plan(&folder, &search(more)));
                 assert_eq!(fits, found, "{line}: {memories:?}");
-                fits && !(exact && said.contains(ONLY_BF16))
+                fits && !(exact && answers.contains(ONLY_BF16))
             };
             let (enough, less) = enlarged(&memories, line);
             assert!(less.iter().all(|less| !holds(less)), "{line}: {less:?}");
             assert!(holds(&enough), "{line}: {enough:?}");
             // The arguments next to this amount make the config fit.
-            let behind = lines(&said.of_config, "with ");
+            let behind = lines(&answers.of_config, "with ");
             let sets = behind.into_iter().find(|whole| whole.starts_with(line)).map(arguments);
             assert!(plan(&folder, &config(more, &sets.unwrap())).0, "{line}");
         }
@@ -205,7 +205,7 @@ fn a_yes_shows_how_full_memories_are_and_warns_above_95_percent() {
     let mut warned = Vec::new();
     for (gpu, node) in [("3GiB", "4GiB"), ("6GiB", "2.32GiB")] {
         Memories::new((1, 1), gpu, node).write(&folder);
-        let said = plan(&folder, &model(&[])).1;
+        let answers = plan(&folder, &model(&[])).1;
         let json = plan(&folder, &[&model(&[])[..], &["--json"]].concat()).1;
         let json: Value = serde_json::from_str(&json).unwrap();
         let best = &json["search"]["layouts"][0];
@@ -216,17 +216,18 @@ fn a_yes_shows_how_full_memories_are_and_warns_above_95_percent() {
         let gpu = full(&best["gpu_bytes"], &best["gpu_limit"]);
         let host = full(&best["node_bytes"][0], &best["node_limit"]);
         for (what, (is_full, share)) in [("GPU memory", gpu), ("host memory", host)] {
-            let line = said.lines().find(|line| line.contains("GPU memory ")).unwrap();
+            let line = answers.lines().find(|line| line.contains("GPU memory ")).unwrap();
             let (_, behind) = line.split_once(what).unwrap();
-            assert!(behind.contains(&share), "{what} {share}: {said}");
-            assert_eq!(said.contains(&format!("warning: {what} is ")), is_full, "{said}");
+            assert!(behind.contains(&share), "{what} {share}: {answers}");
+            assert_eq!(answers.contains(&format!("warning: {what} is ")), is_full, "{answers}");
             warned.push(is_full);
         }
         // The plan of the named config says the same.
-        let line = said.lines().find_map(|line| line.split_once("with a config of this model: "));
+        let line =
+            answers.lines().find_map(|line| line.split_once("with a config of this model: "));
         let planned = plan(&folder, &config(&[], &arguments(line.unwrap().1)));
         assert!(planned.0, "{}", planned.1);
-        for warning in lines(&said, "warning: ") {
+        for warning in lines(&answers, "warning: ") {
             assert!(planned.1.contains(warning), "{warning}: {}", planned.1);
         }
     }
@@ -259,10 +260,10 @@ fn a_no_in_json_has_the_short_memory_and_what_is_enough() {
 fn virtual_gpus_are_called_so_and_their_memory_is_a_key() {
     let folder = Folder::new();
     let small = ["plan", "tiny.ron", "--set", "device.memory=64KiB"];
-    let said = folder.onebox(&small);
-    assert_eq!(said.code, 1, "{}", said.stderr);
-    assert!(said.stdout.contains("virtual GPU memory does not fit"), "{}", said.stdout);
-    let remedies = lines(&said.stdout, "--set ");
+    let answers = folder.onebox(&small);
+    assert_eq!(answers.code, 1, "{}", answers.stderr);
+    assert!(answers.stdout.contains("virtual GPU memory does not fit"), "{}", answers.stdout);
+    let remedies = lines(&answers.stdout, "--set ");
     assert!(remedies.iter().any(|remedy| remedy.starts_with("device.memory=")), "{remedies:?}");
     for remedy in remedies {
         let sets = arguments(&format!("--set {remedy}"));
@@ -272,7 +273,7 @@ fn virtual_gpus_are_called_so_and_their_memory_is_a_key() {
             "{remedy}"
         );
     }
-    let (_, on) = said.stdout.split_once("name a box: --box ").unwrap();
+    let (_, on) = answers.stdout.split_once("name a box: --box ").unwrap();
     let on = ["--box", on.split(' ').next().unwrap(), "--set", "device.memory=64KiB"];
     let on = folder.onebox(
         &[

@@ -153,10 +153,14 @@ fn the_copy_that_is_saved_from_is_counted_and_goes_where_it_does_not_fit() {
         let machine = layout::LocalMachine::default();
         predict::plan::memory_report(&config, &layout::build::lay_out(&config, &machine))
     };
-    let (auto, told) = (report(&[every]), report(&[every, "train.checkpoint_writer=Background"]));
+    let (auto, background) =
+        (report(&[every]), report(&[every, "train.checkpoint_writer=Background"]));
     assert!(auto.fits && auto.saving.unwrap().contains("does not fit the host's memory"));
     assert_eq!(auto.host_per_rank.bytes, report(&[]).host_per_rank.bytes);
-    assert!(!told.fits && told.saving.unwrap().contains("checkpoint_writer=Foreground needs none"));
+    assert!(
+        !background.fits
+            && background.saving.unwrap().contains("checkpoint_writer=Foreground needs none")
+    );
 }
 
 #[test]
@@ -227,8 +231,8 @@ fn sets_of_checkpoints_that_do_not_fit_are_given_up() {
         let sets: Vec<&str> = sets.iter().chain(more).flat_map(|set| ["--set", set]).collect();
         folder.onebox(&[&["plan", "tiny.ron", "--json"], &sets[..]].concat())
     };
-    let told: serde_json::Value = serde_json::from_str(&plan(&[]).ok().stdout).unwrap();
-    let limit = format!("device.memory=\"{}B\"", told["gpu"]["bytes"]);
+    let report: serde_json::Value = serde_json::from_str(&plan(&[]).ok().stdout).unwrap();
+    let limit = format!("device.memory=\"{}B\"", report["gpu"]["bytes"]);
     plan(&[&limit]).ok();
     let refused = plan(&[&limit, "offload.first_forward=4"]);
     assert_eq!(refused.code, 1);
@@ -240,8 +244,8 @@ fn the_plan_says_why_sums_of_micro_batches_take_four_bytes() {
     let folder = Folder::new();
     let says = |sets: &[&str]| {
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-        let told = folder.onebox(&[&["plan", "tiny.ron"], &sets[..]].concat()).ok().stdout;
-        told.contains("gradient staging has 4 bytes a parameter")
+        let stdout = folder.onebox(&[&["plan", "tiny.ron"], &sets[..]].concat()).ok().stdout;
+        stdout.contains("gradient staging has 4 bytes a parameter")
     };
     let on_device = "offload.accumulate=Device";
     assert!(says(&[on_device]));
@@ -484,8 +488,8 @@ fn the_plan_counts_what_the_data_takes() {
     assert!(absent["data_memory"].is_null());
     let why = absent["data_not_counted"].as_str().unwrap();
     assert!(why.starts_with("data.train: ") && why.contains("/absent: no such file"), "{why}");
-    let told = folder.onebox(&["plan", "tiny.ron", "--set", "data.train=\"absent\""]).ok().stdout;
-    assert!(told.contains(&format!("\n  data: not counted: {why}\n")), "{told}");
+    let stdout = folder.onebox(&["plan", "tiny.ron", "--set", "data.train=\"absent\""]).ok().stdout;
+    assert!(stdout.contains(&format!("\n  data: not counted: {why}\n")), "{stdout}");
     let tokenizer = ["data.tokenizer=\"absent.json\"", "model.vocab=300"];
     let why = json(plan("text.txt", &tokenizer).ok())["data_not_counted"].clone();
     assert!(why.as_str().unwrap().starts_with("data.tokenizer: "), "{why}");

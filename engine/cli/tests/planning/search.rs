@@ -63,9 +63,9 @@ fn a_search_finds_what_trying_everything_finds() {
         let seconds = layout["step_seconds"].as_f64().unwrap();
         assert!(seconds >= last * (1.0 - 1e-4));
         last = seconds;
-        let told = json(&folder, &with(&["simulate", "tiny.ron"], &sets(&layout["sets"])));
-        assert!((told["step_seconds"].as_f64().unwrap() / seconds - 1.0).abs() < 1e-12);
-        assert_eq!(told["gpu_bytes"], layout["gpu_bytes"]);
+        let simulation = json(&folder, &with(&["simulate", "tiny.ron"], &sets(&layout["sets"])));
+        assert!((simulation["step_seconds"].as_f64().unwrap() / seconds - 1.0).abs() < 1e-12);
+        assert_eq!(simulation["gpu_bytes"], layout["gpu_bytes"]);
     }
     // Simulates every layout by hand; optimizer shares and grouped passes can only be faster.
     let (mut best, mut tried) = (f64::INFINITY, 0);
@@ -119,14 +119,14 @@ fn is_so(folder: &Folder, config: &str, sets_before: &[&str], found: &Value) {
     for layout in found["layouts"].as_array().unwrap() {
         let sets = sets(&layout["sets"]);
         let of = |command| json(folder, &with(&[&[command, config], sets_before].concat(), &sets));
-        let (plan, told) = (of("plan"), of("simulate"));
-        assert_eq!((&plan["fits"], &told["fits"]), (&true.into(), &true.into()), "{layout}");
+        let (plan, simulation) = (of("plan"), of("simulate"));
+        assert_eq!((&plan["fits"], &simulation["fits"]), (&true.into(), &true.into()), "{layout}");
         assert_eq!(plan["gpu"]["bytes"], layout["gpu_bytes"], "{layout}");
         let nodes: Vec<&Value> =
             plan["nodes"].as_array().unwrap().iter().map(|n| &n["bytes"]).collect();
         assert_eq!(nodes, layout["node_bytes"].as_array().unwrap().iter().collect::<Vec<_>>());
         if layout["extrapolated"] == false {
-            assert_eq!(told["step_seconds"], layout["step_seconds"], "{layout}");
+            assert_eq!(simulation["step_seconds"], layout["step_seconds"], "{layout}");
         }
     }
 }
@@ -157,10 +157,10 @@ fn an_exposed_update_is_shared_with_the_gpus_as_far_as_it_fits() {
         let mut sets = sets(&first["sets"]);
         sets.extend(["--set".to_owned(), place]);
         let arguments = [&["simulate", "10b.ron", "--json"], &few[..]].concat();
-        let told = folder.onebox(&with(&arguments, &sets)).stdout;
-        let told: Value = serde_json::from_str(&told).unwrap();
-        let slower = told["step_seconds"].as_f64().unwrap() > seconds * 1.01;
-        assert!(slower || told["fits"] == false, "{told}");
+        let stdout = folder.onebox(&with(&arguments, &sets)).stdout;
+        let simulation: Value = serde_json::from_str(&stdout).unwrap();
+        let slower = simulation["step_seconds"].as_f64().unwrap() > seconds * 1.01;
+        assert!(slower || simulation["fits"] == false, "{simulation}");
     }
 }
 
@@ -207,8 +207,8 @@ fn a_share_on_the_gpus_and_one_ahead_of_the_decision_are_chosen_together() {
     for alone in ["offload.optimizer=Host", "offload.update=Overlapped"] {
         let mut sets = sets(&first["sets"]);
         sets.extend(["--set".to_owned(), alone.to_owned()]);
-        let told = json(&folder, &with(&["simulate", "tiny.ron"], &sets));
-        let seconds = told["step_seconds"].as_f64().unwrap();
+        let simulation = json(&folder, &with(&["simulate", "tiny.ron"], &sets));
+        let seconds = simulation["step_seconds"].as_f64().unwrap();
         assert!(seconds > 1.01 * number("step_seconds"), "{alone}: {seconds}");
     }
 }
@@ -228,14 +228,14 @@ fn first_passes_go_together_where_that_hides_an_update() {
     // A layout is listed once, with the best of its choices.
     let layouts = found["layouts"].as_array().unwrap().iter();
     let plain = ["offload.optimizer=Split", "offload.first_forward"];
-    let mut told: Vec<Vec<String>> = layouts
+    let mut layouts: Vec<Vec<String>> = layouts
         .map(|l| sets(&l["sets"]).into_iter().filter(|s| !plain.iter().any(|p| s.starts_with(p))))
         .map(Iterator::collect)
         .collect();
-    told.iter_mut().for_each(|sets| sets.retain(|set| set != "--set"));
-    told.sort();
-    told.dedup();
-    assert_eq!(told.len(), 5, "{found}");
+    layouts.iter_mut().for_each(|sets| sets.retain(|set| set != "--set"));
+    layouts.sort();
+    layouts.dedup();
+    assert_eq!(layouts.len(), 5, "{found}");
     // The text is quoted for a shell.
     let text = folder.onebox(&["plan", "tiny.ron", "--search"]).ok().stdout;
     assert!(text.contains("--set 'offload.optimizer=Split(device_fraction: 0."), "{text}");
@@ -286,9 +286,9 @@ fn a_few_micro_batches_tell_of_many() {
     // Steps with too many micro-batches are extrapolated, with at most the same error.
     let layouts = found["layouts"].as_array().unwrap();
     for layout in layouts.iter().filter(|layout| layout["extrapolated"] == true) {
-        let told = json(&folder, &with(&["simulate", "tiny.ron"], &sets(&layout["sets"])));
+        let simulation = json(&folder, &with(&["simulate", "tiny.ron"], &sets(&layout["sets"])));
         let ratio =
-            told["step_seconds"].as_f64().unwrap() / layout["step_seconds"].as_f64().unwrap();
+            simulation["step_seconds"].as_f64().unwrap() / layout["step_seconds"].as_f64().unwrap();
         assert!((ratio - 1.0).abs() < 0.02, "{ratio}");
     }
     // A config for another device is searched on a box too.
@@ -378,8 +378,8 @@ fn a_search_starts_from_the_box_whatever_ranks_the_config_has() {
     let fewer = json(&folder, &["plan", "tiny.ron", "--search"]);
     let best = |found: &Value| found["layouts"][0]["tokens_per_second"].clone();
     assert_eq!(best(&found), best(&fewer));
-    let told = folder.onebox(&["plan", "many.ron", "--search", "--gpus", "2"]).ok().stdout;
-    assert!(told.contains("the config as it is takes 16 GPUs"), "{told}");
+    let stdout = folder.onebox(&["plan", "many.ron", "--search", "--gpus", "2"]).ok().stdout;
+    assert!(stdout.contains("the config as it is takes 16 GPUs"), "{stdout}");
     // Keys that the search does not vary are checked as usual; a search may find no fit.
     let wrong = ["plan", "many.ron", "--search", "--set", "model.heads=5"];
     folder.onebox(&wrong).refused(78, &["model.heads", "5 heads"]);

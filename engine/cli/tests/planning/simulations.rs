@@ -21,25 +21,25 @@ fn seventy_billion_parameters_on_a_dgx2_are_simulated() {
     let folder = Folder::new();
     let sets = ["--set", "batch.global=64"]; // fewer micro-batches, for time
     let path = config("dgx2-70b.ron");
-    let told =
+    let report =
         json(&folder.onebox(&[&["simulate", &path, "--json"], &sets[..]].concat()).ok().stdout);
-    assert_eq!(told["simulated"], true);
-    assert_eq!(told["kinds_of_ranks"], 1, "all GPUs of a DGX-2 are alike");
-    let number = |key: &str| told[key].as_f64().unwrap();
+    assert_eq!(report["simulated"], true);
+    assert_eq!(report["kinds_of_ranks"], 1, "all GPUs of a DGX-2 are alike");
+    let number = |key: &str| report[key].as_f64().unwrap();
     let step = number("step_seconds");
     // The data sheet has 125 TFLOPS; the box has 70 for matmuls alone.
     let hardware = number("hardware_tflops_per_gpu");
     assert!(hardware > 20.0 && hardware < 70.0, "{hardware}");
     assert!(number("model_tflops_per_gpu") < hardware);
     assert!((number("tokens_per_second") * step / (64.0 * 1024.0) - 1.0).abs() < 1e-9);
-    let path: f64 = told["critical_path"]
+    let path: f64 = report["critical_path"]
         .as_array()
         .unwrap()
         .iter()
         .map(|p| p["seconds"].as_f64().unwrap())
         .sum();
     assert!((path / step - 1.0).abs() < 1e-6, "the critical path {path} is the step {step}");
-    let compute = &told["lanes"][0];
+    let compute = &report["lanes"][0];
     assert!(compute["share"].as_f64().unwrap() <= 1.0);
 }
 
@@ -70,12 +70,12 @@ fn the_report_says_what_submits_and_which_queue_collectives_stand_in() {
         let words = of(tensor, data, &[]);
         assert_eq!(words.contains(shared), one, "{words}");
         assert!(words.contains("calls of the driver, by the thread that submits"), "{words}");
-        let told = json(&of(tensor, data, &["--json"]));
-        assert_eq!(told["one_communication_queue"], one);
-        let number = |key: &str| told[key].as_f64().unwrap();
+        let report = json(&of(tensor, data, &["--json"]));
+        assert_eq!(report["one_communication_queue"], one);
+        let number = |key: &str| report[key].as_f64().unwrap();
         let (seconds, calls) = (number("submitting_seconds"), number("driver_calls"));
         assert!(seconds > 2e-6 * calls && seconds < number("step_seconds"), "{seconds}, {calls}");
-        assert_eq!(told["schedules"].as_array().unwrap().len(), 0);
+        assert_eq!(report["schedules"].as_array().unwrap().len(), 0);
     }
 }
 
@@ -117,11 +117,14 @@ fn what_is_simulated_moves_what_the_plan_counts() {
             let args = [&[verb, &path, "--json", "--set", "batch.micro=4"], sets].concat();
             json(&folder.onebox(&args).ok().stdout)
         };
-        let (plan, told) = (with("plan"), with("simulate"));
-        assert_eq!(plan["gpu"]["bytes"], told["gpu_bytes"]);
-        assert_eq!(plan["host_per_rank"]["bytes"], told["host_bytes_per_rank"]);
-        for (planned, simulated) in
-            plan["step"]["lanes"].as_array().unwrap().iter().zip(told["lanes"].as_array().unwrap())
+        let (plan, report) = (with("plan"), with("simulate"));
+        assert_eq!(plan["gpu"]["bytes"], report["gpu_bytes"]);
+        assert_eq!(plan["host_per_rank"]["bytes"], report["host_bytes_per_rank"]);
+        for (planned, simulated) in plan["step"]["lanes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip(report["lanes"].as_array().unwrap())
         {
             assert_eq!(planned["ops"], simulated["ops"], "{planned}");
             // For copies and the host, both count the same bytes; for collectives, payloads.
@@ -150,8 +153,8 @@ fn the_update_of_smaller_states_takes_as_much_less_as_it_moves() {
         let sets = serial.split(' ').chain(options.split_terminator(' '));
         let sets: Vec<&str> = sets.flat_map(|set| ["--set", set]).collect();
         let args = [&["simulate", &path, "--box", "box.ron", "--json"], &sets[..]].concat();
-        let told = json(&folder.onebox(&args).ok().stdout);
-        let lanes = told["lanes"].as_array().unwrap();
+        let report = json(&folder.onebox(&args).ok().stdout);
+        let lanes = report["lanes"].as_array().unwrap();
         lanes.iter().find(|lane| lane["lane"] == "Host").unwrap()["seconds"].as_f64().unwrap()
     };
     let whole = seconds("");
@@ -190,8 +193,8 @@ fn a_real_trace_and_a_simulated_one_have_the_same_tracks_and_ops() {
     folder.train("run", &[&steps[..], &serial[..]].concat()).ok();
     std::fs::write(folder.path("box.ron"), ONE_CORE).unwrap();
     let simulated = ["simulate", "tiny.ron", "--box", "box.ron", "--trace", "sim.json"];
-    let told = folder.onebox(&[&simulated[..], &serial[..], &["--compare", "run"]].concat()).ok();
-    assert!(told.stdout.contains(" per step (median); simulated "), "{}", told.stdout);
+    let output = folder.onebox(&[&simulated[..], &serial[..], &["--compare", "run"]].concat()).ok();
+    assert!(output.stdout.contains(" per step (median); simulated "), "{}", output.stdout);
     let (real, sim) = (tracks(&folder.read("real.json")), tracks(&folder.read("sim.json")));
     assert_eq!(real.keys().collect::<Vec<_>>(), sim.keys().collect::<Vec<_>>());
     for (track, events) in &sim {
@@ -240,9 +243,9 @@ fn this_machine_is_measured_and_the_box_is_simulated() {
             assert_eq!(text.matches(&key).count(), 2, "{key} in {text}");
         }
     }
-    let told =
+    let report =
         json(&folder.onebox(&["simulate", "tiny.ron", "--box", "here.ron", "--json"]).ok().stdout);
-    assert!(told["step_seconds"].as_f64().unwrap() > 0.0);
+    assert!(report["step_seconds"].as_f64().unwrap() > 0.0);
 }
 
 #[test]
@@ -257,8 +260,8 @@ fn gpus_of_a_box_without_a_topology_reach_each_other_as_it_says() {
         std::fs::write(folder.path("box.ron"), ron).unwrap();
         let args =
             ["simulate", "tiny.ron", "--box", "box.ron", "--set", "parallel.data=1", "--json"];
-        let said = json(&folder.onebox(&args).ok().stdout);
-        let lanes = said["lanes"].as_array().unwrap().clone();
+        let output = json(&folder.onebox(&args).ok().stdout);
+        let lanes = output["lanes"].as_array().unwrap().clone();
         let lane = lanes.iter().find(|lane| lane["lane"] == "TpComm").unwrap();
         lane["seconds"].as_f64().unwrap()
     };
@@ -302,8 +305,11 @@ fn steps_that_a_run_never_comes_to_are_no_empty_trace() {
     assert!(folder.read("t.json").contains("\"ph\":\"X\""));
     // The run continues after these steps.
     let more = ["--resume", "--set", "train.steps=6", "--set", "schedule.decay_steps=4"];
-    let said = traced("late.json", "1..2", &more).ok().stderr;
-    assert!(said.contains("nothing was traced") && said.contains("no step of 1..2"), "{said}");
+    let output = traced("late.json", "1..2", &more).ok().stderr;
+    assert!(
+        output.contains("nothing was traced") && output.contains("no step of 1..2"),
+        "{output}"
+    );
     assert!(!folder.path("late.json").exists());
 }
 
@@ -315,35 +321,35 @@ fn bench_measures_steps_or_copies_or_writes_a_box() {
     folder.onebox(&["bench", "--save-box", "a.ron", "copy"]).refused(2, &["cannot be used with"]);
     assert!(!folder.path("a.ron").exists());
     let step = ["bench", "step", "tiny.ron", "--steps", "2"];
-    let said = folder.onebox(&[&step[..], &["--json"]].concat()).ok().stdout;
-    let said: Value = serde_json::from_str(&said).unwrap();
-    assert_eq!(said["steps"], 2, "{said}");
-    assert_eq!(said["exposed_seconds"], Value::Null, "lanes run inline: {said}");
+    let output = folder.onebox(&[&step[..], &["--json"]].concat()).ok().stdout;
+    let output: Value = serde_json::from_str(&output).unwrap();
+    assert_eq!(output["steps"], 2, "{output}");
+    assert_eq!(output["exposed_seconds"], Value::Null, "lanes run inline: {output}");
     // This is the third step of a run; the first step is not measured.
     folder.train("run", &[]).ok();
     let third = folder.metrics("run").into_iter().filter(|line| line["kind"] == "step").nth(2);
-    assert_eq!(said["loss"], third.unwrap()["loss"], "{said}");
+    assert_eq!(output["loss"], third.unwrap()["loss"], "{output}");
     assert!(folder.onebox(&step).ok().stdout.contains("of the model per GPU"));
-    let said = folder.onebox(&["bench", "copy", "--mib", "1"]).ok().stdout;
-    assert!(said.contains("ceiling   ") && said.contains("change "), "{said}");
-    assert!(said.contains("%) in tiles of 1.0 MiB, each behind a task of the host"), "{said}");
+    let output = folder.onebox(&["bench", "copy", "--mib", "1"]).ok().stdout;
+    assert!(output.contains("ceiling   ") && output.contains("change "), "{output}");
+    assert!(output.contains("%) in tiles of 1.0 MiB, each behind a task of the host"), "{output}");
     let args = ["bench", "copy", "--mib", "3", "--tile-mib", "2", "--json"];
-    let said: Value = serde_json::from_str(&folder.onebox(&args).ok().stdout).unwrap();
-    let parts = &said["parts"];
+    let output: Value = serde_json::from_str(&folder.onebox(&args).ok().stdout).unwrap();
+    let parts = &output["parts"];
     assert_eq!(
         (&parts["tile_bytes"], &parts["piece_bytes"]),
         (&(2 << 20).into(), &(3 << 20).into())
     );
     let number = |of: &Value| of.as_f64().unwrap();
-    let (up, down) = (number(&said["up"]), number(&said["down"]));
+    let (up, down) = (number(&output["up"]), number(&output["down"]));
     // Shares are relative to one copy of the same run, or to the sum of both directions.
     for (share, is) in [
-        (&said["both_share"], number(&said["both"]) / (up + down)),
+        (&output["both_share"], number(&output["both"]) / (up + down)),
         (&parts["up_share"], number(&parts["up"]) / up),
         (&parts["down_share"], number(&parts["down"]) / down),
         (&parts["both_share"], number(&parts["both"]) / (up + down)),
     ] {
-        assert!((number(share) / is - 1.0).abs() < 1e-12, "{share} {is}: {said}");
+        assert!((number(share) / is - 1.0).abs() < 1e-12, "{share} {is}: {output}");
     }
 }
 
@@ -354,14 +360,14 @@ fn bench_measures_the_update_products_and_collectives_beside_their_ceilings() {
         serde_json::from_str(&folder.onebox(&[args, &["--json"]].concat()).ok().stdout).unwrap()
     };
     let small = ["bench", "adam", "--params", "70001", "--threads", "2", "--rounds", "2"];
-    let said = json(&small);
-    let rows = said["rows"].as_array().unwrap();
+    let output = json(&small);
+    let rows = output["rows"].as_array().unwrap();
     let bytes = |row: &Value| row["bytes_per_param"].as_f64().unwrap();
     let all: Vec<f64> = rows.iter().map(bytes).collect();
-    assert!([28.0, 26.0, 20.0, 18.0].iter().all(|bytes| all.contains(bytes)), "{said}");
+    assert!([28.0, 26.0, 20.0, 18.0].iter().all(|bytes| all.contains(bytes)), "{output}");
     for (key, value) in [("path", "portable".into()), ("threads", 1.into()), ("page_kib", 4.into())]
     {
-        assert!(rows.iter().any(|row| row[key] == Value::clone(&value)), "{key} {said}");
+        assert!(rows.iter().any(|row| row[key] == Value::clone(&value)), "{key} {output}");
     }
     for row in rows {
         for key in ["gb_per_s", "share_of_ceiling", "ceiling_gb_per_s", "pass_seconds"] {
@@ -372,8 +378,8 @@ fn bench_measures_the_update_products_and_collectives_beside_their_ceilings() {
     let one = json(&[&small[..], &["--simd", "portable", "--states-only"]].concat());
     let one = one["rows"].as_array().unwrap();
     assert!(one.len() == 4 && one.iter().all(|row| row["path"] == "portable"), "{one:?}");
-    let said = json(&["bench", "collective", "--mib", "1"]);
-    assert_eq!(said["rows"].as_array().unwrap().len(), 3, "{said}");
+    let output = json(&["bench", "collective", "--mib", "1"]);
+    assert_eq!(output["rows"].as_array().unwrap().len(), 3, "{output}");
     let missing = if cfg!(target_arch = "aarch64") { "avx512" } else { "neon" };
     let args = [&small[..], &["--simd", missing]].concat();
     folder.onebox(&args).refused(78, &["--simd", &format!("no `{missing}`"), "portable"]);
@@ -392,8 +398,8 @@ fn a_simulation_compares_the_update_modes_and_each_is_what_it_is_alone() {
         let args: Vec<&str> = small.into_iter().chain(sets).collect();
         json(&folder.onebox(&args).ok().stdout)
     };
-    let told = of(&[]);
-    let schedules = told["schedules"].as_array().unwrap();
+    let report = of(&[]);
+    let schedules = report["schedules"].as_array().unwrap();
     let names: Vec<&str> = schedules.iter().map(|s| s["schedule"].as_str().unwrap()).collect();
     assert_eq!(names, ["Overlapped", "Serial", "Delayed(after_step: 40)", "Speculative"]);
     let number = |s: &Value, key: &str| s[key].as_f64().unwrap();
@@ -403,7 +409,7 @@ fn a_simulation_compares_the_update_modes_and_each_is_what_it_is_alone() {
         let bytes = "host_bytes_per_rank";
         assert_eq!((&s[bytes], &s["fits"]), (&alone[bytes], &alone["fits"]), "{s}");
         // The ratio has the precision of the printed text.
-        let ratio = number(s, "step_seconds") / number(&told, "step_seconds");
+        let ratio = number(s, "step_seconds") / number(&report, "step_seconds");
         assert!((number(s, "ratio") / ratio - 1.0).abs() < 1e-12, "{s}");
     }
     let [overlapped, serial, delayed] = [0, 1, 2].map(|i| number(&schedules[i], "step_seconds"));
@@ -440,8 +446,8 @@ fn the_update_of_a_billion_parameters_hides_behind_the_first_forward_pass_of_an_
         let args = ["simulate", &path, "--json", "--set", &box_, "--trace", "step.json"];
         json(&folder.onebox(&[&args[..], more].concat()).ok().stdout)
     };
-    let lane = |told: &Value, name: &str, key: &str| {
-        let lanes = told["lanes"].as_array().unwrap();
+    let lane = |report: &Value, name: &str, key: &str| {
+        let lanes = report["lanes"].as_array().unwrap();
         lanes.iter().find(|l| l["lane"] == name).unwrap()[key].as_f64().unwrap()
     };
     for node_gb_per_s in ["100", "200", "307"] {
@@ -450,10 +456,10 @@ fn the_update_of_a_billion_parameters_hides_behind_the_first_forward_pass_of_an_
         assert!(text.contains(&rate), "the box says another rate");
         std::fs::write(folder.path("box.ron"), text).unwrap();
         let box_ = folder.path("box.ron").display().to_string();
-        let told = simulated(&box_, &[]);
+        let report = simulated(&box_, &[]);
         let (step, update) =
-            (told["step_seconds"].as_f64().unwrap(), lane(&told, "Host", "seconds"));
-        let exposed = step - lane(&told, "Compute", "seconds");
+            (report["step_seconds"].as_f64().unwrap(), lane(&report, "Host", "seconds"));
+        let exposed = step - lane(&report, "Compute", "seconds");
         let compute = tracks(&folder.read("step.json"));
         let compute = compute.values().find(|t| t.iter().any(|e| e.2 == "row_max")).unwrap();
         let forward = compute.iter().take_while(|e| e.2 != "row_max");
@@ -463,7 +469,7 @@ fn the_update_of_a_billion_parameters_hides_behind_the_first_forward_pass_of_an_
         assert!(exposed <= allowed, "{exposed} of {update}, {forward} of forward");
         let on_device = simulated(&box_, &["--set", "offload.optimizer=Device"]);
         let speed = on_device["step_seconds"].as_f64().unwrap() / step;
-        let given = lane(&told, "Host", "bytes") / update / 1e9;
+        let given = lane(&report, "Host", "bytes") / update / 1e9;
         println!(
             "{given:.0} GB/s: {exposed:.3} s exposed, {allowed:.3} allowed; {speed:.3} of Device's speed"
         );
@@ -480,14 +486,14 @@ fn an_exact_update_hides_behind_the_first_forward_of_several_micro_batches() {
         let args = ["--json", "--set", "batch.global=64", "--set", together];
         json(&folder.onebox(&[&["simulate", config.as_str()], &args[..]].concat()).ok().stdout)
     };
-    let told = [1, 2, 4].map(|n| of(&format!("offload.first_forward={n}")));
-    let step = |told: &Value| told["step_seconds"].as_f64().unwrap();
-    assert!(step(&told[2]) < step(&told[1]) && step(&told[1]) < step(&told[0]));
+    let reports = [1, 2, 4].map(|n| of(&format!("offload.first_forward={n}")));
+    let step = |report: &Value| report["step_seconds"].as_f64().unwrap();
+    assert!(step(&reports[2]) < step(&reports[1]) && step(&reports[1]) < step(&reports[0]));
     // Compute idles for the time of the host's work, minus the time of the forward passes.
-    let compute = told[0]["lanes"][0]["seconds"].as_f64().unwrap();
-    let idle = |i: usize| step(&told[i]) - compute;
+    let compute = reports[0]["lanes"][0]["seconds"].as_f64().unwrap();
+    let idle = |i: usize| step(&reports[i]) - compute;
     assert!(idle(2) < 0.5 * idle(0), "{:?}", [0, 1, 2].map(idle));
-    let row = &told[0]["schedules"][3];
+    let row = &reports[0]["schedules"][3];
     assert_eq!(row["schedule"], "Overlapped, first_forward 4");
-    assert_eq!(row["step_seconds"], told[2]["step_seconds"]);
+    assert_eq!(row["step_seconds"], reports[2]["step_seconds"]);
 }

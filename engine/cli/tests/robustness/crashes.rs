@@ -280,13 +280,13 @@ fn killed_at_any_system_call_of_a_save_it_goes_on_from_the_newest() {
         let traced = format!("trace={call}");
         let done = folder.traced(&["-P", &path, "-e", &traced, "-e", &inject], &here, &[]);
         killed += usize::from(done.code != 0);
-        let told = saved(&done.stderr).last().copied().unwrap_or(0);
+        let saved_step = saved(&done.stderr).last().copied().unwrap_or(0);
         let resumed = folder.plain(&run, &["--resume"]).ok();
         if done.code != 0 {
             let after = resumed.stderr.split("going on after step ").nth(1);
             let after =
                 after.map_or(0, |rest| rest.lines().next().unwrap().parse::<u64>().unwrap());
-            assert!(after >= told, "{what}: {told} was saved\n{}", resumed.stderr);
+            assert!(after >= saved_step, "{what}: {saved_step} was saved\n{}", resumed.stderr);
             assert!(!resumed.stderr.contains("broken"), "{what}\n{}", resumed.stderr);
         }
         assert!(folder.left(&run) == straight, "{what}: another end\n{}", resumed.stderr);
@@ -381,16 +381,20 @@ fn a_call_that_fails_costs_a_checkpoint_and_nothing_else() {
         let inject = format!("inject={call}:error={error}:when={nth}");
         let traced = format!("trace={call}");
         let done = folder.traced(&["-P", &path, "-e", &traced, "-e", &inject], &here, &[]);
-        let told = saved(&done.stderr);
-        let expected = if told.contains(&4) { 0 } else { 83 };
+        let saved_steps = saved(&done.stderr);
+        let expected = if saved_steps.contains(&4) { 0 } else { 83 };
         assert_eq!(done.code, expected, "{what}\n{}", done.stderr);
         let noted = folder.metrics(&run);
         let noted = noted.iter().filter(|line| line["kind"] == "checkpoint_failed").count();
-        assert_eq!(noted, 4 - told.len(), "{what}\n{}", done.stderr);
+        assert_eq!(noted, 4 - saved_steps.len(), "{what}\n{}", done.stderr);
         for step in 1..=4 {
             let not = format!("checkpoint of step {step} NOT SAVED: ");
             let not = done.stderr.split(&not).nth(1).map(|rest| rest.lines().next().unwrap());
-            assert!(told.contains(&step) != not.is_some(), "{what}: step {step}\n{}", done.stderr);
+            assert!(
+                saved_steps.contains(&step) != not.is_some(),
+                "{what}: step {step}\n{}",
+                done.stderr
+            );
             let Some(why) = not else { continue };
             lost += 1;
             assert!(
@@ -399,11 +403,11 @@ fn a_call_that_fails_costs_a_checkpoint_and_nothing_else() {
             );
         }
         // In the folder of all checkpoints, the n-th call is refused in every save.
-        let one = told.len() >= 3 || !name.contains("/step-");
+        let one = saved_steps.len() >= 3 || !name.contains("/step-");
         assert!(one, "{what}: one fault, one checkpoint\n{}", done.stderr);
         let (found, broken) = newest(Path::new(&here).join("checkpoints").as_path()).unwrap();
         let found = found.map_or(0, |checkpoint| checkpoint.step());
-        assert!(broken.is_empty() && found >= told.last().copied().unwrap_or(0), "{what}");
+        assert!(broken.is_empty() && found >= saved_steps.last().copied().unwrap_or(0), "{what}");
         assert!(folder.left(&run) == straight, "{what}: another end\n{}", done.stderr);
         std::fs::remove_dir_all(&here).unwrap();
     }

@@ -359,8 +359,9 @@ fn a_run_that_ends_without_its_checkpoint_says_so_in_every_mode_and_by_its_exit_
         let done = folder.train(run, &[quiet, &EVERY_2[..]].concat());
         let done =
             done.refused(83, &["checkpoint of step 2 NOT SAVED", "checkpoint of step 4 NOT"]);
-        let told = format!("the run has ended after step 4, whose checkpoint is NOT SAVED: {run}");
-        assert!(done.stderr.contains(&told), "{}", done.stderr);
+        let expected =
+            format!("the run has ended after step 4, whose checkpoint is NOT SAVED: {run}");
+        assert!(done.stderr.contains(&expected), "{}", done.stderr);
         let failed: Vec<_> = folder.metrics(run);
         let failed = failed.iter().filter(|line| line["kind"] == "checkpoint_failed");
         let steps: Vec<_> = failed

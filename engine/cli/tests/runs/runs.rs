@@ -264,11 +264,11 @@ fn advice_after_a_divergence_leads_to_states_that_are_good() {
         "train.stop_after_skipped=3",
     ];
     let kept = [&growing[..], &["train.checkpoint_keep=300"]].concat();
-    let told = folder.train("run", &sets(&kept)).refused(79, &["training has diverged"]).stderr;
-    let (_, step) = told.split_once("--fork starts from that of step ").unwrap();
+    let stderr = folder.train("run", &sets(&kept)).refused(79, &["training has diverged"]).stderr;
+    let (_, step) = stderr.split_once("--fork starts from that of step ").unwrap();
     let step: u64 = step.split(' ').next().unwrap().parse().unwrap();
     assert!(
-        told.contains(&format!("move the checkpoints after step {step} out of run/checkpoints,"))
+        stderr.contains(&format!("move the checkpoints after step {step} out of run/checkpoints,"))
     );
     // The next step shows the loss of these states.
     let loss = |line: &&serde_json::Value| line["step"] == step + 1 && line["kind"] == "step";

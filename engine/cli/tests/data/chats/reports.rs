@@ -44,11 +44,11 @@ fn what_nothing_reads_is_said_once_at_every_start() {
     let keys = "100 of 100 rows have `id`, `source`, `text`, which nothing reads";
     let thoughts =
         "7 of 100 rows have thoughts in earlier answers, which the chat template leaves out";
-    let said = format!("{keys}; {thoughts}");
+    let expected = format!("{keys}; {thoughts}");
     let onebox = |args: &[&str]| {
-        let told = folder.onebox(args).ok().stderr;
-        assert_eq!(told.matches(&said).count(), 1, "{told}");
-        assert_eq!(told.matches("which nothing reads").count(), 1, "{told}");
+        let report = folder.onebox(args).ok().stderr;
+        assert_eq!(report.matches(&expected).count(), 1, "{report}");
+        assert_eq!(report.matches("which nothing reads").count(), 1, "{report}");
     };
     onebox(&["data", "check", "notes.ron"]);
     onebox(&["data", "check", "notes.ron"]);
@@ -64,7 +64,7 @@ fn lists_in_lines_are_no_array_and_a_reason_stands_once() {
     let folder = with_chats();
     let good = folder.read("chats.jsonl");
     let same_first = format!("{}7\n{good}", "{\"text\": \"a\"}\n".repeat(4));
-    for (rows, said) in [
+    for (rows, expected) in [
         (
             "[{\"role\": \"user\"}]\n[{\"role\": \"user\"}]",
             "it is JSON lines with a list in each, not an object: make an object of each, with jq -c '{messages: .}'",
@@ -79,8 +79,8 @@ fn lists_in_lines_are_no_array_and_a_reason_stands_once() {
     ] {
         fs::write(folder.path("rows.jsonl"), rows).unwrap();
         let args = ["train", "chat.ron", "--dry-run", "--set", "data.train=rows.jsonl"];
-        let told = folder.onebox(&args).refused(66, &[]).stderr;
-        assert!(told.contains(said), "{said}: {told}");
+        let report = folder.onebox(&args).refused(66, &[]).stderr;
+        assert!(report.contains(expected), "{expected}: {report}");
     }
 }
 
@@ -95,13 +95,13 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
     };
     let good = folder.read("chats.jsonl");
     let one_bad = format!("{good}{{\"messages\": []}}\n");
-    let told = dry(&one_bad, &[]).ok().stderr;
+    let report = dry(&one_bad, &[]).ok().stderr;
     assert!(
-        told.contains("1 of 61 rows cannot be used (rows.jsonl line 61: `messages` is empty)"),
-        "{told}"
+        report.contains("1 of 61 rows cannot be used (rows.jsonl line 61: `messages` is empty)"),
+        "{report}"
     );
     let many_bad = format!("7\n{good}\n{{\n{}", "{\"text\": \"a\"}\n".repeat(4));
-    for (rows, sets, said) in [
+    for (rows, sets, expected) in [
         (
             many_bad.as_str(),
             &[][..],
@@ -133,22 +133,22 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
             "it has one row or document, and none is left to hold out",
         ),
     ] {
-        let told = dry(rows, sets).refused(66, &[]).stderr;
-        assert!(told.contains(said), "{said}: {told}");
+        let report = dry(rows, sets).refused(66, &[]).stderr;
+        assert!(report.contains(expected), "{expected}: {report}");
     }
     let cut = dry(&good, &["model.seq_len=50", "data.truncate=true"]).ok().stderr;
     assert!(cut.contains("60 to train") || cut.contains("54 to train"), "{cut}");
-    let check = |sets: &[&str], said: &str| {
+    let check = |sets: &[&str], expected: &str| {
         let sets = sets.iter().flat_map(|set| ["--set", set]);
         let all = ["config", "check", "chat.ron"].into_iter().chain(sets);
-        let told = folder.onebox(&all.collect::<Vec<_>>()).refused(78, &[]).stderr;
-        assert!(told.contains(said), "{said}: {told}");
+        let report = folder.onebox(&all.collect::<Vec<_>>()).refused(78, &[]).stderr;
+        assert!(report.contains(expected), "{expected}: {report}");
     };
     check(&["data.packing=Windows"], "a window would cut chats anywhere");
     check(&["data.tokenizer=None"], "rows of text need a tokenizer");
     // Only the rules are reported, since the data cannot be read this way.
     for set in ["data.tokenizer=None", "data.format=Auto"] {
-        let told = folder.onebox(&[
+        let refusal = folder.onebox(&[
             "config",
             "check",
             "chat.ron",
@@ -157,7 +157,7 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
             "--set",
             "data.packing=None",
         ]);
-        assert!(!told.refused(78, &[]).stderr.contains("data.train"), "{set}");
+        assert!(!refusal.refused(78, &[]).stderr.contains("data.train"), "{set}");
     }
     check(
         &["data.format=Auto", "data.packing=None"],
@@ -176,11 +176,15 @@ fn rows_that_take_too_many_steps_are_given_up_or_all_named() {
     put_model(&folder, "{{ 'a' * 1000000000 }}");
     let sets = ["--set", "model.from=\"model/\""];
     let onebox = |args: &[&str]| folder.onebox(&[args, &sets].concat()).refused(66, &[]).stderr;
-    let told = onebox(&["data", "check", "chat.ron"]);
-    assert!(told.contains("none of the first 4 rows can be used"), "{told}");
-    let told = onebox(&["data", "check", "chat.ron", "--all"]);
+    let report = onebox(&["data", "check", "chat.ron"]);
+    assert!(report.contains("none of the first 4 rows can be used"), "{report}");
+    let report = onebox(&["data", "check", "chat.ron", "--all"]);
     let rows = folder.read("chats.jsonl").lines().count();
-    assert_eq!(told.matches("takes more steps than a template may").count(), rows + 1, "{told}");
+    assert_eq!(
+        report.matches("takes more steps than a template may").count(),
+        rows + 1,
+        "{report}"
+    );
 }
 
 /// A chat template that prints a list as JSON prints all of its texts, and more.
@@ -202,9 +206,9 @@ fn a_list_that_the_template_prints_is_refused() {
         let sets = ["--set", "model.from=\"model/\"", "--set", "data.train=\"lists.jsonl\""];
         folder.onebox(&[&["data", "check", "chat.ron"], &sets[..]].concat())
     };
-    let told = check(&["a", "b"]).refused(66, &[]).stderr;
+    let report = check(&["a", "b"]).refused(66, &[]).stderr;
     let why = "the `content` of message 1 is a list, which the chat template does not read";
-    assert!(told.contains(why), "{told}");
+    assert!(report.contains(why), "{report}");
     // A list of one text is that text.
     check(&["a"]).ok();
 }

@@ -186,9 +186,9 @@ fn a_list_from_elsewhere_has_nobody_run_its_command() {
     // A setting that contains a command is quoted as a setting.
     let set = format!("data.text=$({evil})");
     let command = format!("onebox data prepare /c.ron --set '{set}' /x");
-    let told = said(&|json| json["command"] = command.clone().into());
+    let text = said(&|json| json["command"] = command.clone().into());
     let again = format!("again: onebox data prepare /c.ron --set '{set}' {made}\n");
-    assert!(told.ends_with(&again), "{told}");
+    assert!(text.ends_with(&again), "{text}");
     // The other texts of the list are foreign too.
     let text = format!("\nerror: forged\u{1b}[2J\r{}", "A".repeat(1_000_000));
     said(&|json| json["parts"][0][0]["files"][0]["name"] = text.clone().into());
