@@ -153,8 +153,8 @@ fn time(config: &Config, machine: &LocalMachine) -> Result<Vec<OpTiming>, Calibr
         let of_rank = spans.iter().filter(|span| span.rank == rank);
         for (span, (_, work)) in of_rank.zip(program.ops()) {
             if span.name != work.name {
-                let (ran, told) = (span.name, work.name);
-                return Err(failed(&format!("`{ran}` ran where `{told}` was recorded")));
+                let (ran, recorded) = (span.name, work.name);
+                return Err(failed(&format!("`{ran}` ran where `{recorded}` was recorded")));
             }
             let seconds = (span.end - span.start).as_secs_f64();
             times.entry(format!("{work:?}")).or_insert((*work, Vec::new())).1.push(seconds);

@@ -114,7 +114,7 @@ impl<'a> ConfigChoices<'a> {
     }
 
     /// The share in the config, if it is not `Auto`.
-    const fn asked(&self) -> Option<f32> {
+    const fn named_share(&self) -> Option<f32> {
         match self.given.offload.speculated_fraction {
             SpeculatedFraction::Auto => None,
             SpeculatedFraction::Share(share) => Some(share),
@@ -185,7 +185,7 @@ impl<'a> ConfigChoices<'a> {
     fn nothing_fits(&self) -> Choice {
         let why = if !fits(&self.exact, &self.built) {
             "the run does not fit without it".to_owned()
-        } else if let Some(share) = self.asked().filter(|share| !self.moves(*share)) {
+        } else if let Some(share) = self.named_share().filter(|share| !self.moves(*share)) {
             format!("a share of {share} is less than the last segment, so nothing is updated ahead")
         } else {
             "the second arrays of Speculative do not fit the host's memory beside all else"
@@ -201,7 +201,7 @@ impl<'a> ConfigChoices<'a> {
     fn by_memory(&self) -> Choice {
         let unknown =
             "no described box says what it gains (`onebox plan --search --box BOX` finds it)";
-        if let Some(share) = self.asked() {
+        if let Some(share) = self.named_share() {
             return if self.is_usable(share) {
                 self.speculative(share, unknown)
             } else {
@@ -257,7 +257,7 @@ impl<'a> ConfigChoices<'a> {
 
     /// Shares to simulate, ascending: the waited share, a larger one, and the largest that fits.
     fn shares(&self, overlapped: &Brief) -> Vec<f32> {
-        if let Some(share) = self.asked() {
+        if let Some(share) = self.named_share() {
             return if self.is_usable(share) { vec![share] } else { Vec::new() };
         }
         let most = largest(AHEAD, |parts| parts == 0 || self.holds(share_of(parts)));
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_named_share_that_takes_no_segment_is_refused_with_one_that_does() {
-        let asked = |share: &str, more: &str| {
+        let choice_of = |share: &str, more: &str| {
             let ron = r#"(device: Cuda, model: (family: Llama, layers: 4, hidden: 64, heads: 4, seq_len: 16, vocab: 5000),
                 data: (train: "unused"), train: (steps: 6), precision: Fp16)"#;
             let sets = ["offload.update=Speculative", share, more].map(str::to_owned);
@@ -315,15 +315,15 @@ mod tests {
         };
         // The output projection is the last segment, 0.6 of all parameters after the embedding.
         let small = "offload.speculated_fraction=0.3";
-        let refused = asked(small, "train.seed=1").expect_err("nothing is updated ahead");
-        let said = "a share of 0.3 takes no whole segment, so `Speculative` would update nothing ahead: set it to 0.";
-        assert!(refused.contains(said), "{refused}");
+        let refused = choice_of(small, "train.seed=1").expect_err("nothing is updated ahead");
+        let expected = "a share of 0.3 takes no whole segment, so `Speculative` would update nothing ahead: set it to 0.";
+        assert!(refused.contains(expected), "{refused}");
         let (_, least) = refused.split_once("set it to ").unwrap_or_else(|| panic!("{refused}"));
         let (least, _) = least.split_once(" or more").unwrap_or_else(|| panic!("{least}"));
         let enough = format!("offload.speculated_fraction={least}");
-        assert_eq!(asked(&enough, "train.seed=1"), Ok(None));
+        assert_eq!(choice_of(&enough, "train.seed=1"), Ok(None));
         for idle in ["offload.optimizer=Device", "offload.optimizer=Split(device_fraction: 1)"] {
-            assert_eq!(asked(small, idle), Ok(None), "{idle}");
+            assert_eq!(choice_of(small, idle), Ok(None), "{idle}");
         }
     }
 
@@ -333,8 +333,8 @@ mod tests {
         let (update, share, why) = on_gpus(64, &[auto]);
         assert_eq!((update, share), (UpdateMode::Speculative, SpeculatedFraction::Share(0.5)));
         assert!(why.contains("no described box says what it gains"), "{why}");
-        let asked = on_gpus(64, &[auto, "offload.speculated_fraction=0.3"]);
-        assert_eq!(asked.1, SpeculatedFraction::Share(0.3));
+        let named = on_gpus(64, &[auto, "offload.speculated_fraction=0.3"]);
+        assert_eq!(named.1, SpeculatedFraction::Share(0.3));
         // No machine has enough memory for this model.
         let (update, _, why) = on_gpus(256_000, &[auto]);
         assert_eq!(update, UpdateMode::Overlapped);

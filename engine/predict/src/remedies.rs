@@ -77,12 +77,12 @@ pub fn remedies(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usiz
     let unfit = Unfit { given, gpus, bound: &Bound::of(machine) };
     let all = unfit.with_layouts(unfit.fitting());
     let before = if all.is_empty() { None } else { predicted(given, machine) };
-    let told = |(settings, config): &FittingConfig| {
+    let remedy = |(settings, config): &FittingConfig| {
         let slower = before.and_then(|before| Some(predicted(config, machine)? / before));
         (settings.clone(), Remedy { sets: changes::sets(loaded, config), slower })
     };
     let most = before.map_or(all.len(), |_| SIMULATED);
-    let mut remedies: Vec<(Vec<usize>, Remedy)> = all.par_iter().take(most).map(told).collect();
+    let mut remedies: Vec<(Vec<usize>, Remedy)> = all.par_iter().take(most).map(remedy).collect();
     if before.is_some() {
         let time = |remedy: &Remedy| remedy.slower.unwrap_or(f64::INFINITY);
         let other = |settings: &[usize]| settings.contains(&OTHER_RESULTS);
@@ -95,9 +95,9 @@ pub fn remedies(loaded: &LoadedConfig, machine: &LocalMachine, gpus: Option<usiz
     let mut first = |(settings, _): &(Vec<usize>, Remedy)| named.insert(settings.clone());
     let numbered = remedies.into_iter().enumerate();
     let (first, further): (Vec<_>, Vec<_>) = numbered.partition(|(_, remedy)| first(remedy));
-    let mut told: Vec<_> = first.into_iter().chain(further).take(NAMED).collect();
-    told.sort_by_key(|(number, _)| *number);
-    told.into_iter().map(|(_, (_, remedy))| remedy).collect()
+    let mut listed: Vec<_> = first.into_iter().chain(further).take(NAMED).collect();
+    listed.sort_by_key(|(number, _)| *number);
+    listed.into_iter().map(|(_, (_, remedy))| remedy).collect()
 }
 
 impl Unfit<'_> {

@@ -25,7 +25,7 @@ pub fn schedules(
     clipped: f64,
     progress: &dyn Progress,
 ) -> Result<Vec<Schedule>, SimulateError> {
-    let told = |config: &Config, step_seconds: f64| {
+    let schedule = |config: &Config, step_seconds: f64| {
         let (offload, memory) = (&config.offload, memory_report(config, &lay_out(config, machine)));
         let delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
         let mut update = in_line(&offload.update);
@@ -43,7 +43,7 @@ pub fn schedules(
             fits: memory.fits,
         }
     };
-    let mut all = vec![told(config, own)];
+    let mut all = vec![schedule(config, own)];
     if config.offload.optimizer == Placement::Device {
         return Ok(all);
     }
@@ -80,7 +80,7 @@ pub fn schedules(
     for other in others {
         let built = lay_out(&other, machine);
         let committed = simulate(&other, &built)?.step_seconds();
-        all.push(told(&other, mean_step(&other, &built, committed, clipped)?));
+        all.push(schedule(&other, mean_step(&other, &built, committed, clipped)?));
         stage.add(1);
     }
     Ok(all)

@@ -218,7 +218,7 @@ fn search_form(
     let (box_name, of_box) = (box_.name.clone(), box_.gpus);
     let world = gpus.unwrap_or(of_box);
     if world > of_box {
-        return Err(SimulateError::TooFewGpus { asked: world, has: of_box, box_name });
+        return Err(SimulateError::TooFewGpus { requested: world, has: of_box, box_name });
     }
     let all = enumerate(form, machine, world);
     let enumerated = all.len();

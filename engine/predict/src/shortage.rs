@@ -199,7 +199,7 @@ impl<'a> Candidates<'a> {
         let nearest = [host, more].into_iter().flatten();
         let nearest = nearest.min_by(|a, b| factor(&a.1).total_cmp(&factor(&b.1)));
         let ((states, layout), short) = nearest.or_else(both)?;
-        Some(told(loaded, states, layout, short))
+        Some(shortage(loaded, states, layout, short))
     }
 
     /// The layout that fits GPUs of `gpu` bytes with the least node memory, and this memory.
@@ -298,7 +298,7 @@ impl<'a> Candidates<'a> {
         let mut seen = BTreeSet::new();
         short.retain(|s| seen.insert(s.memory));
         let layout = candidate.layout(&self.bound)?;
-        (!short.is_empty()).then(|| told(loaded, candidate.states, layout, short))
+        (!short.is_empty()).then(|| shortage(loaded, candidate.states, layout, short))
     }
 }
 
@@ -345,7 +345,7 @@ fn least(low: u64, most: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     Some(enough)
 }
 
-fn told(
+fn shortage(
     loaded: &LoadedConfig,
     states: States,
     layout: &Layout,

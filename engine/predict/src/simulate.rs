@@ -27,10 +27,10 @@ pub enum SimulateError {
     #[error(transparent)]
     Box(#[from] BoxError),
     /// The requested number of GPUs is larger than that of the box.
-    #[error("--gpus {asked}: the box `{box_name}` has {}", counted(.has, "GPU"))]
+    #[error("--gpus {requested}: the box `{box_name}` has {}", counted(.has, "GPU"))]
     TooFewGpus {
         /// Requested number of GPUs.
-        asked: usize,
+        requested: usize,
         /// Number of GPUs of the box.
         has: usize,
         /// Name of the box.
@@ -383,9 +383,9 @@ mod tests {
             ("Thread", "gemm", "submission of kernels"),
         ] {
             let found = groups(&[CriticalPathPart { lane: lane.into(), op, seconds: 1.0 }]);
-            let told: Vec<&str> =
+            let found_groups: Vec<&str> =
                 found.iter().filter(|(_, seconds)| *seconds > 0.0).map(|(name, _)| *name).collect();
-            assert_eq!(told, [of], "{op} on {lane}");
+            assert_eq!(found_groups, [of], "{op} on {lane}");
         }
     }
 }

@@ -134,13 +134,13 @@ impl Disk {
 
     /// Warning if the disk may get full.
     pub fn shortage(&self) -> Option<String> {
-        let beside = self.weights + self.files;
+        let other_files = self.weights + self.files;
         let disks = match self.free_for_checkpoints {
             Some(apart) if self.is_apart() => {
-                let own = self.free.map(|free| ("disk", beside, free));
+                let own = self.free.map(|free| ("disk", other_files, free));
                 let of_them = (
                     "disk of the checkpoints",
-                    self.most - beside,
+                    self.most - other_files,
                     apart.saturating_add(self.held),
                 );
                 [own, Some(of_them)]

@@ -125,8 +125,9 @@ mod tests {
             let loaded = config::load_str(ron, "test.ron", folder, &[sum.to_owned()]);
             let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
             let built = lay_out(&config, &LocalMachine::default());
-            let (counted, said) = (count(&config, &built).unwrap(), step(&config, &built).unwrap());
-            for lane in &said.lanes {
+            let (counted, step_report) =
+                (count(&config, &built).unwrap(), step(&config, &built).unwrap());
+            for lane in &step_report.lanes {
                 let i = Lane::ALL.iter().position(|l| format!("{l:?}") == lane.lane).unwrap();
                 assert_eq!(
                     (lane.ops, lane.bytes),
@@ -135,7 +136,7 @@ mod tests {
                     lane.lane
                 );
             }
-            assert!((said.hardware_flops / counted.flops - 1.0).abs() < 1e-12);
+            assert!((step_report.hardware_flops / counted.flops - 1.0).abs() < 1e-12);
         }
     }
 }

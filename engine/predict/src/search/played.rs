@@ -23,7 +23,7 @@ pub(super) fn layout(loaded: &LoadedConfig, c: &Candidate) -> Result<Layout, Sim
     let unit = alike(config, built);
     let extrapolated = built.micro_batches > MOST_MICRO_BATCHES.max(4 * unit)
         && built.micro_batches.is_multiple_of(unit);
-    let told = if extrapolated {
+    let step = if extrapolated {
         let of = |micro_batches| {
             let few = with_micro_batches(config, built, micro_batches);
             play(&few, &lay_out(&few, &built.machine))
@@ -54,17 +54,17 @@ pub(super) fn layout(loaded: &LoadedConfig, c: &Candidate) -> Result<Layout, Sim
         first_forward: vertical_width(config),
         speculated_fraction: speculated_share(config),
         words: words(config, built),
-        tokens_per_second: tokens / told.seconds,
-        step_seconds: told.seconds,
-        hardware_tflops_per_gpu: told.flops / told.seconds / 1e12,
-        model_tflops_per_gpu: model_flops / told.seconds / 1e12,
+        tokens_per_second: tokens / step.seconds,
+        step_seconds: step.seconds,
+        hardware_tflops_per_gpu: step.flops / step.seconds / 1e12,
+        model_tflops_per_gpu: model_flops / step.seconds / 1e12,
         gpu_bytes: memory.gpu.bytes,
         gpu_limit: memory.gpu.limit.unwrap_or(0),
         node_bytes: memory.nodes.iter().map(|node| node.bytes).collect(),
         node_limit: memory.nodes.first().map_or(0, |node| node.limit),
         nearly_full: memory.nearly_full,
         extrapolated,
-        waits: told.waits,
+        waits: step.waits,
         loses_by: Vec::new(),
     })
 }

@@ -129,9 +129,9 @@ impl ResourceRequest {
         };
         let longest = self.amounts.iter().map(seconds).fold(self.least, f64::max);
         let alone = self.fixed + longest;
-        let share = |asked: &(Resource, f64)| {
-            let share = if alone > 0.0 { seconds(asked) / alone } else { 0.0 };
-            (resources.index(asked.0), share)
+        let share = |request: &(Resource, f64)| {
+            let share = if alone > 0.0 { seconds(request) / alone } else { 0.0 };
+            (resources.index(request.0), share)
         };
         let uses = self.amounts.iter().map(share).filter(|(_, share)| *share > 0.0).collect();
         Demand { alone, uses, side: self.side }
@@ -143,7 +143,7 @@ pub(super) fn of_rank(h: &Hardware, resources: &Resources, rank: usize, work: &W
     if let Some(measured) = &h.measured {
         return on_cores(measured, work, 1).demand(resources);
     }
-    let asked = match work.kind {
+    let request = match work.kind {
         WorkKind::Gemm { .. } | WorkKind::Attention { .. } | WorkKind::Kernel => {
             kernel(h, rank, work)
         }
@@ -151,7 +151,7 @@ pub(super) fn of_rank(h: &Hardware, resources: &Resources, rank: usize, work: &W
         WorkKind::Host => host(h, rank, work),
         WorkKind::Collective { .. } | WorkKind::Meeting { .. } => ResourceRequest::default(),
     };
-    asked.demand(resources)
+    request.demand(resources)
 }
 
 fn copy(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest {
@@ -217,32 +217,32 @@ pub(super) fn of_group(
     if let Some(measured) = &h.measured {
         return on_cores(measured, work, n).demand(resources);
     }
-    let asked = match work.kind {
+    let request = match work.kind {
         WorkKind::Collective { rounds, .. } if n > 1 => {
             // A ring, or an equally fast algorithm: every rank sends and receives this many bytes.
             let crossing = f64::from(rounds) * (n - 1) as f64 / n as f64 * work.bytes as f64;
-            let mut asked = ring(h, members, crossing);
+            let mut request = ring(h, members, crossing);
             // Each rank also reads and writes its own memory.
-            asked.amounts.extend(members.iter().map(|&r| (Resource::Memory(r), 2.0 * crossing)));
-            asked.fixed = COLLECTIVE_START + COLLECTIVE_HOP * (n - 1) as f64;
-            asked.fixed += across::hops(h, members, rounds);
-            asked
+            request.amounts.extend(members.iter().map(|&r| (Resource::Memory(r), 2.0 * crossing)));
+            request.fixed = COLLECTIVE_START + COLLECTIVE_HOP * (n - 1) as f64;
+            request.fixed += across::hops(h, members, rounds);
+            request
         }
         WorkKind::Meeting { .. } if n > 1 => {
             ResourceRequest { fixed: across::host_sum(h, members), ..ResourceRequest::default() }
         }
         _ => ResourceRequest { fixed: KERNEL_GAP, ..ResourceRequest::default() },
     };
-    asked.demand(resources)
+    request.demand(resources)
 }
 
 /// The bytes that pass every rank of a ring, on the links between them.
 fn ring(h: &Hardware, members: &[usize], crossing: f64) -> ResourceRequest {
-    let mut asked = ResourceRequest::default();
+    let mut request = ResourceRequest::default();
     let machine = |rank: usize| h.seats[rank].machine;
     let machines: std::collections::BTreeSet<usize> = members.iter().map(|&r| machine(r)).collect();
     if machines.len() > 1 {
-        asked.amounts.extend(machines.iter().map(|&m| (Resource::Network(m), crossing)));
+        request.amounts.extend(machines.iter().map(|&m| (Resource::Network(m), crossing)));
     }
     for &rank in members {
         let inside = members.iter().filter(|&&other| machine(other) == machine(rank));
@@ -256,20 +256,20 @@ fn ring(h: &Hardware, members: &[usize], crossing: f64) -> ResourceRequest {
             // GPUs on switches use all links for one peer or for all; without switches each pair
             // has its own links.
             let rate = if switched { rates[0] } else { rates.iter().sum() };
-            asked.amounts.push((Resource::NvLink(rank), crossing / (rate * NVLINK_SHARE)));
+            request.amounts.push((Resource::NvLink(rank), crossing / (rate * NVLINK_SHARE)));
         } else {
             for &link in &h.seats[rank].links {
                 for way in [Resource::Up(link), Resource::Down(link)] {
                     // A ring crosses a shared link once each way, for any number of GPUs below the
                     // link.
-                    if !asked.amounts.iter().any(|(used, _)| *used == way) {
-                        asked.amounts.push((way, crossing));
+                    if !request.amounts.iter().any(|(used, _)| *used == way) {
+                        request.amounts.push((way, crossing));
                     }
                 }
             }
         }
     }
-    asked
+    request
 }
 
 /// The cost of a virtual GPU's op in core time. `members` ranks take part, each in its own thread.

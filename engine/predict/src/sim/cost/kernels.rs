@@ -122,13 +122,13 @@ fn attention(gpu: &Gpu, work: &Work) -> f64 {
     let WorkKind::Attention { scores, seq_len, head_dim, backward } = work.kind else { return 0.0 };
     let pass = usize::from(backward);
     let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len) * padded(head_dim);
-    let beside = match gpu.sm {
+    let cost = match gpu.sm {
         _ if work.wide || head_dim > 128 => None,
         80.. => Some(&AMPERE[pass]),
         70 | 72 => Some(&VOLTA[pass]),
         _ => None,
     };
-    let Some(&TensorCoreCost { shared, issue, latency }) = beside else {
+    let Some(&TensorCoreCost { shared, issue, latency }) = cost else {
         return flops / (gpu.flops_32 * PORTABLE_ATTENTION_SHARE);
     };
     let processors = gpu.processors as f64;
