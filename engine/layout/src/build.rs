@@ -303,13 +303,13 @@ impl<'a> LayoutBuilder<'a> {
     /// threads in the config stays unchanged.
     fn with_fitting_threads(mut self) -> RankLayout {
         let config = self.config;
-        let said = matches!(config.device, DeviceConfig::Cpu { threads: Some(_), .. });
+        let is_named = matches!(config.device, DeviceConfig::Cpu { threads: Some(_), .. });
         loop {
             let layout = match config.offload.parameters {
                 ParameterPlace::Device => self.with_accumulation(Ring::NONE),
                 ParameterPlace::Host => self.with_ring(),
             };
-            if said || self.scratch.threads < 2 {
+            if is_named || self.scratch.threads < 2 {
                 return layout;
             }
             let limit = device_limit(config, &layout).unwrap_or(u64::MAX);
@@ -329,14 +329,14 @@ impl<'a> LayoutBuilder<'a> {
     fn with_ring(self) -> RankLayout {
         let config = self.config;
         let with = |buffers, resident| self.with_accumulation(Ring { buffers, resident });
-        let said = config.offload.resident_blocks;
-        let least = said.unwrap_or(0);
+        let resident_blocks = config.offload.resident_blocks;
+        let least = resident_blocks.unwrap_or(0);
         let mut layout = with(config.offload.ring.unwrap_or(3), least);
         if config.offload.ring.is_none() && !fits(config, &layout) {
             layout = with(2, least);
         }
         let slots = layout.decoder.shape().ring.buffers;
-        let limit = device_limit(config, &layout).filter(|_| said.is_none());
+        let limit = device_limit(config, &layout).filter(|_| resident_blocks.is_none());
         let Some(limit) = limit else { return layout };
         let left = limit.saturating_sub(device_bytes(config, &layout.plan));
         let block = layout.decoder.params(layout.decoder.segment(SegmentRole::Block(0))).bytes();
@@ -518,9 +518,10 @@ mod tests {
             let each = each.bytes(2) - each.bytes(1);
             assert!(few <= most && most == more && left < 2 * each, "{few} {most} {more} {left}");
             assert!((64..256).contains(&most), "{most}");
-            let said = [sets.clone(), vec!["device.threads=256".into()]].concat();
-            let said = lay_out(&config::load(&path, &said).unwrap().config, &machine);
-            assert_eq!(said.scratch.threads, 256);
+            let with_named_threads = [sets.clone(), vec!["device.threads=256".into()]].concat();
+            let with_named_threads =
+                lay_out(&config::load(&path, &with_named_threads).unwrap().config, &machine);
+            assert_eq!(with_named_threads.scratch.threads, 256);
         }
     }
 }
