@@ -53,7 +53,7 @@ pub(crate) struct AppendFile {
     /// Whether earlier records are lost, so that later records belong into another file.
     is_over: bool,
     /// Last failure that the writer warned of.
-    told: String,
+    last_warning: String,
 }
 
 impl AppendFile {
@@ -76,7 +76,7 @@ impl AppendFile {
             dropped: 0,
             is_behind_half: false,
             is_over: false,
-            told: String::new(),
+            last_warning: String::new(),
         }
     }
 
@@ -109,12 +109,12 @@ impl AppendFile {
     /// Warns of a failure, unless the last warning was the same.
     fn warn(&mut self, action: &str, error: &io::Error) {
         let error = error.to_string();
-        if self.told != error {
+        if self.last_warning != error {
             let (path, what) = (self.path(), self.what());
             tracing::warn!(
                 "cannot {action} {path}: {error}; training goes on without these {what}"
             );
-            self.told = error;
+            self.last_warning = error;
         }
     }
 

@@ -236,7 +236,7 @@ impl RunDir {
 
     fn fork(dir: &Path) -> Result<Self, RunDirError> {
         let source = Self::source(Some(dir))?;
-        Self::lock(create_beside(&source, 2)?, Some(source))
+        Self::lock(create_next_to(&source, 2)?, Some(source))
     }
 
     fn at_default(runs: &Path, name: &str) -> Result<Self, RunDirError> {
@@ -245,7 +245,7 @@ impl RunDir {
         }
         fs::create_dir_all(runs).map_err(cannot("create", runs))?;
         let path = runs.join(format!("{name}-{}", Utc::now().name()));
-        Self::lock(create_beside(&path, 1)?, None)
+        Self::lock(create_next_to(&path, 1)?, None)
     }
 
     fn lock(path: PathBuf, forked_from: Option<PathBuf>) -> Result<Self, RunDirError> {
@@ -325,7 +325,7 @@ fn is(dir: &Directory, name: &str, bytes: &[u8]) -> bool {
 }
 
 /// Creates the first of `path` (`suffix` 1), `path-2`, `path-3`, .. that does not exist.
-fn create_beside(path: &Path, mut suffix: usize) -> Result<PathBuf, RunDirError> {
+fn create_next_to(path: &Path, mut suffix: usize) -> Result<PathBuf, RunDirError> {
     loop {
         let mut name = path.as_os_str().to_owned();
         if suffix > 1 {
@@ -374,7 +374,7 @@ mod tests {
         assert!(names[0] != names[1] && names[1] != names[2], "{names:?}");
         assert!(matches!(RunDir::at_default(&runs, "a/b"), Err(RunDirError::BadName(_))));
         let taken = runs.join("taken");
-        let made: Vec<_> = (0..3).map(|_| create_beside(&taken, 1).unwrap()).collect();
+        let made: Vec<_> = (0..3).map(|_| create_next_to(&taken, 1).unwrap()).collect();
         assert_eq!(made, ["taken", "taken-2", "taken-3"].map(|name| runs.join(name)));
     }
 
@@ -450,8 +450,8 @@ mod tests {
         let running = create(&path, RunMode::Resume).unwrap();
         let fork = create(&path.join("."), RunMode::Fork).unwrap();
         let source = folder.path().canonicalize().unwrap().join("run");
-        let beside = source.with_file_name("run-2");
-        assert_eq!(fork.held().place(), Some(beside));
+        let neighbour = source.with_file_name("run-2");
+        assert_eq!(fork.held().place(), Some(neighbour));
         assert_eq!(fork.forked_from(), Some(&*source));
         assert!(running.held().check().unwrap().has(CONFIG));
         let error = create(folder.path(), RunMode::Fork).unwrap_err();

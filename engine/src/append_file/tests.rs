@@ -37,7 +37,7 @@ fn lines_beside(meanwhile: impl Fn(&Path)) -> (Vec<String>, String, u64) {
     metrics.clock = || 8.5;
     (1..=3).for_each(|step| metrics.eval(step, 1.5, true, &[]));
     meanwhile(&path);
-    let said = warnings(|| {
+    let warned = warnings(|| {
         (4..=6).for_each(|step| metrics.eval(step, 1.5, true, &[]));
         metrics.sync();
     });
@@ -46,7 +46,7 @@ fn lines_beside(meanwhile: impl Fn(&Path)) -> (Vec<String>, String, u64) {
     }
     // A read of a pipe would block.
     let text = fs::read_to_string(run.join("kept")).or_else(|_| fs::read_to_string(&path));
-    (said, text.unwrap(), metrics.dropped())
+    (warned, text.unwrap(), metrics.dropped())
 }
 
 fn lines(steps: impl IntoIterator<Item = u64>) -> String {
@@ -65,7 +65,7 @@ fn replace(path: &Path, text: &str) {
 #[test]
 fn a_file_that_is_removed_or_replaced_by_a_part_of_it_loses_nothing() {
     let whole = lines(1..=6);
-    for (what, said, meanwhile) in [
+    for (what, expected, meanwhile) in [
         (
             "removed",
             "it was removed",
@@ -78,7 +78,7 @@ fn a_file_that_is_removed_or_replaced_by_a_part_of_it_loses_nothing() {
     ] {
         let (warned, text, dropped) = lines_beside(meanwhile);
         assert_eq!((text, dropped), (whole.clone(), 0), "{what}");
-        assert!(warned.len() == 1 && warned[0].contains(said), "{what}: {warned:?}");
+        assert!(warned.len() == 1 && warned[0].contains(expected), "{what}: {warned:?}");
         assert!(warned[0].contains("none of its lines is lost"), "{what}: {warned:?}");
     }
 }

@@ -63,19 +63,19 @@ mod tests {
 
     #[test]
     fn steps_without_a_line_are_counted_and_named_as_ranges() {
-        let said = |text: &str, first, last| words(text.as_bytes(), first, last);
-        assert_eq!(said(&lines(1..=9), 0, 9), None);
-        assert_eq!(said(&lines(1..=9), 0, 5), None);
-        assert_eq!(said("", 0, 0), None);
+        let text_of = |text: &str, first, last| words(text.as_bytes(), first, last);
+        assert_eq!(text_of(&lines(1..=9), 0, 9), None);
+        assert_eq!(text_of(&lines(1..=9), 0, 5), None);
+        assert_eq!(text_of("", 0, 0), None);
         // A fork has the lines after its start.
-        assert_eq!(said(&lines(6..=9), 5, 9), None);
-        let gap = said(&lines((1..=2).chain(101..=110)), 0, 110).unwrap();
+        assert_eq!(text_of(&lines(6..=9), 5, 9), None);
+        let gap = text_of(&lines((1..=2).chain(101..=110)), 0, 110).unwrap();
         assert_eq!(gap, "no line of 98 of 110 steps: 3 to 100");
-        assert_eq!(said("", 0, 1).unwrap(), "no line of 1 of 1 steps: 1");
+        assert_eq!(text_of("", 0, 1).unwrap(), "no line of 1 of 1 steps: 1");
         // Neither an incomplete line nor a line of another kind is the line of a step.
         let other = lines([1]) + "{\"kind\":\"eval\",\"step\":2,\"loss\":1}\n" + &lines([3])[..9];
-        assert_eq!(said(&other, 0, 3).unwrap(), "no line of 2 of 3 steps: 2 to 3");
-        let odd = said(&lines((1..100).step_by(2)), 0, 100).unwrap();
+        assert_eq!(text_of(&other, 0, 3).unwrap(), "no line of 2 of 3 steps: 2 to 3");
+        let odd = text_of(&lines((1..100).step_by(2)), 0, 100).unwrap();
         assert_eq!(odd, "no line of 50 of 100 steps: 2, 4, 6, 8, 10, and 45 more gaps");
     }
 }

@@ -69,7 +69,7 @@ impl Ranks<'_> {
             standing = Some(EvaluationRank { improves: counted.improves, without_improvement });
             own = if counted.is_best { BEST } else { 0 } | self.ends();
         }
-        Ok((self.told(rank, own)?, standing))
+        Ok((self.agree_on_verdict(rank, own)?, standing))
     }
 
     /// Counts an evaluation on rank 0.
@@ -102,7 +102,7 @@ impl Ranks<'_> {
     }
 
     /// Tells all ranks the decision of rank 0.
-    fn told(&self, rank: Rank, own: u64) -> Result<Verdict, Error> {
+    fn agree_on_verdict(&self, rank: Rank, own: u64) -> Result<Verdict, Error> {
         let all = self.world.agree(rank, "evaluated", own)?;
         Ok(Verdict { is_best: all[0] & BEST != 0, ends: all[0] & ENDS != 0 })
     }
@@ -130,7 +130,7 @@ impl Ranks<'_> {
         // The run that this one resumes may have been out of patience.
         if self.config.train.patience.is_some() && !reached.stopped && !reached.out_of_patience {
             let own = if dev.rank().index() == 0 { self.ends() } else { 0 };
-            reached.out_of_patience = self.told(dev.rank(), own)?.ends;
+            reached.out_of_patience = self.agree_on_verdict(dev.rank(), own)?.ends;
         }
         Ok(())
     }

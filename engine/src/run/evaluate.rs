@@ -86,15 +86,15 @@ impl Ranks<'_> {
         };
         let every: Vec<_> = self.data.evaluations().collect();
         let all_batches: u64 = every.iter().map(|(_, corpus)| batches(corpus).0).sum();
-        let (mut stopped, mut told, mut done) = (false, Instant::now(), 0);
+        let (mut stopped, mut last_report, mut done) = (false, Instant::now(), 0);
         let (mut losses, mut sum, mut tokens, mut whole) = (Vec::new(), 0.0, 0, true);
         let (mut compared_sum, mut compared_tokens) = (0.0, 0);
         for (number, (name, corpus)) in every.iter().enumerate() {
             let (of_corpus, all) = batches(corpus);
             let (mut loss_of_corpus, mut compared_of_corpus) = (0.0, 0.0);
             for index in 0..of_corpus {
-                if told.elapsed() >= REPORT_INTERVAL {
-                    told = Instant::now();
+                if last_report.elapsed() >= REPORT_INTERVAL {
+                    last_report = Instant::now();
                     link.listener.tell(Message::Evaluating { step, done, batches: all_batches });
                 }
                 let losses_on_host = trainer.evaluate(dev, EvalBatch { corpus: number, index });

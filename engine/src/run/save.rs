@@ -408,10 +408,10 @@ impl Saver {
     /// Warns that the folder cannot be tidied, unless the last warning was the same.
     fn warn_untidy(&self, error: &io::Error) {
         let error = error.to_string();
-        let told = &mut lock(&self.shared).untidy;
-        if *told != error {
+        let last_warning = &mut lock(&self.shared).untidy;
+        if *last_warning != error {
             tracing::warn!("{}: cannot tidy up: {error}", self.folder.path().shown());
-            *told = error;
+            *last_warning = error;
         }
     }
 

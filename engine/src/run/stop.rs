@@ -104,8 +104,8 @@ mod tests {
 
     #[test]
     fn ranks_agree_whenever_the_run_is_told_to_stop() {
-        let told = Arc::new(AtomicBool::new(false));
-        let stop = StopSignal::new(Arc::clone(&told));
+        let requested = Arc::new(AtomicBool::new(false));
+        let stop = StopSignal::new(Arc::clone(&requested));
         let world = Communicator::new(2, 1, std::time::Duration::from_secs(1));
         let turns = |rank| stop.vote(&world, rank);
         let [mut first, mut second] =
@@ -113,7 +113,7 @@ mod tests {
         let ask = |turns: &mut StopVote<'_>| turns.ends_here().unwrap();
         assert_eq!((ask(&mut first), ask(&mut second)), (false, false));
         assert!(!ask(&mut first));
-        told.store(true, Ordering::Relaxed);
+        requested.store(true, Ordering::Relaxed);
         assert!(!ask(&mut second), "the first rank went on");
         assert_eq!((ask(&mut second), ask(&mut first)), (true, true));
     }

@@ -51,10 +51,10 @@ impl Saver {
             // The run continues if the receiver is gone.
             drop(sender.send(ChannelItem::Message(message)));
         });
-        let beside = Arc::clone(&write);
+        let write_in_thread = Arc::clone(&write);
         let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || {
             device::panics::watch_this_thread();
-            beside(Some(waited));
+            write_in_thread(Some(waited));
         });
         match thread {
             Ok(thread) => *lock(&self.writing) = Some(thread),
