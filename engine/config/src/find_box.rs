@@ -23,8 +23,8 @@ pub fn find_box(named: &Path, config: &Path) -> Result<PathBuf, String> {
     if is_there && !named.is_dir() {
         return Ok(named.to_owned());
     }
-    let beside = config.parent().unwrap_or(Path::new(""));
-    let folders = [beside.join("boxes"), beside.join("configs/boxes"), "configs/boxes".into()];
+    let parent = config.parent().unwrap_or(Path::new(""));
+    let folders = [parent.join("boxes"), parent.join("configs/boxes"), "configs/boxes".into()];
     let is_name = named.components().count() == 1 && named.extension().is_none();
     let file = |folder: &PathBuf| folder.join(named).with_extension("ron");
     if let Some(found) = folders.iter().map(file).find(|file| is_name && file.is_file()) {

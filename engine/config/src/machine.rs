@@ -59,11 +59,11 @@ impl Section<'_, '_> {
             );
         }
         let Some(of_one) = of_one else { return self.uint(key, 1..=most, or) };
-        let there = of_one * machines;
-        let or = KeyDefault::Derived(there, "of the topology", &["topology"]);
-        let (said, key) = (self.uint(key, 1..=most, or), key.name);
-        if !self.reader.ok(&[key]) || said == there {
-            return said;
+        let in_topology = of_one * machines;
+        let or = KeyDefault::Derived(in_topology, "of the topology", &["topology"]);
+        let (given, key) = (self.uint(key, 1..=most, or), key.name);
+        if !self.reader.ok(&[key]) || given == in_topology {
+            return given;
         }
         let product = match machines {
             1 => String::new(),
@@ -71,13 +71,16 @@ impl Section<'_, '_> {
         };
         self.reader.mark_bad(key);
         self.reader.refuse(Violation {
-            message: format!("{}, but the topology has {there}{product}", counted(said, what)),
+            message: format!(
+                "{}, but the topology has {in_topology}{product}",
+                counted(given, what)
+            ),
             help: format!("leave `{key}` out: it follows from the topology"),
             values: vec![
-                (key, counted(said, what)),
-                ("topology", format!("{}{product}", counted(there, what))),
+                (key, counted(given, what)),
+                ("topology", format!("{}{product}", counted(in_topology, what))),
             ],
         });
-        said
+        given
     }
 }

@@ -50,9 +50,9 @@ pub(super) fn config(text: &str, sets: &[&str]) -> Config {
 
 /// Folder `configs/` of the repository; `ONEBOX_CONFIGS` names it elsewhere.
 fn shipped_folder() -> PathBuf {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+    let of_repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
     let named = std::env::var_os("ONEBOX_CONFIGS").map(PathBuf::from);
-    if beside.is_dir() { beside } else { named.expect("the folder of the configs") }
+    if of_repository.is_dir() { of_repository } else { named.expect("the folder of the configs") }
 }
 
 fn ron_files(folder: &Path) -> Vec<PathBuf> {
@@ -271,7 +271,7 @@ fn data_sets_are_a_path_or_a_list_and_come_back() {
     // A single data set has all samples, with any weight.
     let one = tests::config(LEAST, &["data.train=[(path: \"/a\", weight: 0.1)]"]);
     assert_eq!(one.data.train, Sources::one("/a".into()));
-    for (set, said) in [
+    for (set, expected) in [
         ("data.train=[]", "expected 1 to 256 data sets, found 0"),
         ("data.train=[\"a\"]", "expected `(path: ..)` in a list, found the string \"a\""),
         ("data.train=[(weight: 1)]", "an entry has no `path`"),
@@ -285,8 +285,8 @@ fn data_sets_are_a_path_or_a_list_and_come_back() {
         ),
         ("data.validation=[(name: \"\", path: \"b\")]", "is no name of 1 to 64 bytes"),
     ] {
-        let told = loaded(LEAST, &[set]).expect_err(set).to_string();
-        assert!(told.contains(said), "{set}: {told}");
+        let error = loaded(LEAST, &[set]).expect_err(set).to_string();
+        assert!(error.contains(expected), "{set}: {error}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tokenizer files in a folder of transformers, and the remedy if onebox reads none of them.
 
-use super::transformers::{beside, python};
+use super::transformers::{next_to, python};
 use files::names::TOKENIZER;
 use files::shell::python_text;
 use std::path::Path;
@@ -28,7 +28,7 @@ pub fn unread_tokenizers(folder: &Path) -> String {
         return "copy the tokenizer.json of the model there".into();
     };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let (from, new) = (folder.display().to_string(), beside(folder, "tokenizer"));
+    let (from, new) = (folder.display().to_string(), next_to(folder, "tokenizer"));
     let line = python(&format!(
         "from transformers import AutoTokenizer as A; A.from_pretrained({}).save_pretrained({})",
         python_text(&from),

@@ -7,7 +7,7 @@ mod keys;
 mod kinds;
 
 pub use self::instead::{
-    FolderContent, MERGE, POINTER, adapter, beside, other_form, pointer, python,
+    FolderContent, MERGE, POINTER, adapter, next_to, other_form, pointer, python,
 };
 pub use self::keys::SPECIAL;
 use self::keys::{Keys, Number};
@@ -101,7 +101,7 @@ pub fn folder_model(bytes: &[u8]) -> Result<FolderModel, Refusal> {
         let why = format!("`quantization_config` is {codes}: weights must be numbers, not codes");
         return Err(Refusal::because(why, "use the model as it was before it was quantized"));
     }
-    let mut keys = Keys { found, wrong: Vec::new(), asked: vec!["quantization_config"] };
+    let mut keys = Keys { found, wrong: Vec::new(), read_keys: vec!["quantization_config"] };
     keys.fixed("auto_map", &[Value::Null], "it is code of its own, which is not run");
     let class = match kind {
         "gpt2" => "GPT2LMHeadModel",
@@ -312,7 +312,7 @@ fn llama(keys: &mut Keys, kind: &str) -> FolderModel {
     };
     let known = |key: &&String| {
         key.starts_with('_')
-            || keys.asked.contains(&key.as_str())
+            || keys.read_keys.contains(&key.as_str())
             || HARMLESS.contains(&key.as_str())
     };
     let strange: Vec<String> = keys
@@ -351,7 +351,7 @@ fn window(keys: &mut Keys, kind: &str) -> Option<usize> {
                 .push(format!("`layer_types` is {types}: all layers look at all tokens here"));
         }
     }
-    keys.asked.extend(["max_window_layers", "sliding_window"]);
+    keys.read_keys.extend(["max_window_layers", "sliding_window"]);
     // Without the key its class has a window; null means no window.
     let none = keys.found.get("sliding_window").is_some_and(Value::is_null);
     let windowed = used && !none && (kind == "mistral" || qwen);
@@ -383,7 +383,7 @@ fn rope(keys: &mut Keys) -> RopeConfig {
             return NO_ROPE;
         }
     };
-    let mut inner = Keys { found: inner, wrong: Vec::new(), asked: Vec::new() };
+    let mut inner = Keys { found: inner, wrong: Vec::new(), read_keys: Vec::new() };
     let own = inner.get("rope_theta");
     if let (Some(own), Some(theta)) = (&own, &theta)
         && own.as_f64() != theta.as_f64()
@@ -394,8 +394,12 @@ fn rope(keys: &mut Keys) -> RopeConfig {
     let theta = own.or(theta).unwrap_or_else(|| json!(10_000.0));
     let scaling = rope_scaling(&mut inner);
     inner.fixed("partial_rotary_factor", &[json!(1.0), json!(1)], "whole heads are rotated here");
-    let strange: Vec<String> =
-        inner.found.keys().filter(|key| !inner.asked.contains(&key.as_str())).cloned().collect();
+    let strange: Vec<String> = inner
+        .found
+        .keys()
+        .filter(|key| !inner.read_keys.contains(&key.as_str()))
+        .cloned()
+        .collect();
     inner.wrong.extend(
         strange.iter().map(|key| format!("`{}` is nothing that onebox computes", foreign(key))),
     );

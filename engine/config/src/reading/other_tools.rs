@@ -113,8 +113,8 @@ fn method(name: &str, value: &str) -> Option<Row> {
     let is_method = METHODS.contains(&normalized(name).as_str());
     let value = normalized(value.trim_matches('"'));
     let all = [ADAPTERS, PREFERENCES];
-    let asked = all.into_iter().find(|(values, _)| is_method && values.contains(&value.as_str()));
-    row(asked?.1)
+    let named = all.into_iter().find(|(values, _)| is_method && values.contains(&value.as_str()));
+    row(named?.1)
 }
 
 /// A valid value of the key `key` for the value `text` of another tool; else the remedy.
@@ -308,10 +308,10 @@ mod tests {
 
     #[test]
     fn an_answer_has_the_key_the_value_or_the_reason() {
-        let told = |name: &str, text: &str, is_set| {
+        let answer_to = |name: &str, text: &str, is_set| {
             answer(name, GivenValue { text, is_set, refusal: Some(refusal) }).unwrap_or_default()
         };
-        for (name, value, said) in [
+        for (name, value, expected) in [
             (
                 "num_train_epochs",
                 "3",
@@ -353,15 +353,15 @@ mod tests {
             ("--tensor-model-parallel-size", "2", "write `parallel: (tensor: 2)`"),
         ] {
             assert!(
-                told(name, value, false).contains(said),
+                answer_to(name, value, false).contains(expected),
                 "{name}: {}",
-                told(name, value, false)
+                answer_to(name, value, false)
             );
         }
-        let named = told("base_model", "\"ORG/NAME\"", true);
+        let named = answer_to("base_model", "\"ORG/NAME\"", true);
         assert!(named.ends_with("write `--set 'model.from=\"ORG/NAME\"'`"), "{named}");
-        assert!(told("num_epochs", "2", true).ends_with("write `--set train.epochs=2`"));
-        assert_eq!(told("layers", "2", false), "");
+        assert!(answer_to("num_epochs", "2", true).ends_with("write `--set train.epochs=2`"));
+        assert_eq!(answer_to("layers", "2", false), "");
     }
 
     #[test]
@@ -369,11 +369,11 @@ mod tests {
         let yaml =
             "base_model: Qwen/Qwen3-8B\nnum_epochs: 3\nx: 1\nadapter: lora\n  - sequence_len: 2\n";
         let lora = ". onebox has no LoRA: it trains all parameters (docs/faq.md names other tools)";
-        let said = ". Here `base_model` is `model.from`, `num_epochs` is `train.epochs`";
-        assert_eq!(translation(yaml), format!("{lora}{said}"));
+        let expected = ". Here `base_model` is `model.from`, `num_epochs` is `train.epochs`";
+        assert_eq!(translation(yaml), format!("{lora}{expected}"));
         assert_eq!(translation("finetuning_type: lora  # or full\nlora_rank: 8\n"), lora);
-        for asked in ["stage: dpo", "rl: 'kto'", "  \"stage\": \"rm\",", "dpo_beta = 0.1"] {
-            assert!(translation(asked).starts_with(". onebox has no preference"), "{asked}");
+        for text in ["stage: dpo", "rl: 'kto'", "  \"stage\": \"rm\",", "dpo_beta = 0.1"] {
+            assert!(translation(text).starts_with(". onebox has no preference"), "{text}");
         }
         for none in ["adapter:", "lora_r: ", "load_in_8bit: false", "stage: sft", "rl: null"] {
             assert_eq!(translation(none), "", "{none}");

@@ -32,7 +32,7 @@ fn columns_and_targets_are_read_and_written() {
 
 #[test]
 fn columns_that_no_row_can_have_are_refused() {
-    for (set, said) in [
+    for (set, expected) in [
         (
             "data.columns=(mesages: \"a\")",
             &["no column \"mesages\"", "did you mean `messages`?"][..],
@@ -49,7 +49,7 @@ fn columns_that_no_row_can_have_are_refused() {
         ("data.columns=\"messages\"", &["expected names of columns, found the string"]),
         ("data.columns=[\"messages\"]", &["expected names of columns, found a list"]),
     ] {
-        refuses(&with(&[set]), "data.columns", said);
+        refuses(&with(&[set]), "data.columns", expected);
     }
     let columns = "data.columns=(messages: \"a\")";
     let rows = ["data.tokenizer=\"t.json\"", "data.format=Jsonl()", columns];

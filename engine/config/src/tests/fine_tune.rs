@@ -21,15 +21,19 @@ fn pretrained_weights_have_the_defaults_of_a_full_fine_tune() {
     assert_eq!((optimizer.lr, optimizer.beta1, optimizer.beta2), (5e-5, 0.9, 0.999));
     assert_eq!((optimizer.weight_decay, schedule.warmup_steps), (0.0, 30));
     assert_eq!((batch.micro, batch.global, schedule.min_lr), (1, 8, 5e-6));
-    let said = |key: &str| match &loaded.origins.iter().find(|(name, ..)| name == key).unwrap().2 {
+    let reason = |key: &str| match &loaded.origins.iter().find(|(name, ..)| name == key).unwrap().2
+    {
         Origin::Derived(how) => how.clone(),
         other => panic!("{key}: {other:?}"),
     };
     for key in ["optimizer.lr", "optimizer.beta2", "optimizer.weight_decay"] {
-        assert_eq!(said(key), "default of pretrained weights");
+        assert_eq!(reason(key), "default of pretrained weights");
     }
-    assert_eq!(said("schedule.warmup_steps"), "3 % of decay_steps: default of pretrained weights");
-    assert!(said("batch.global").ends_with("default of pretrained weights"));
+    assert_eq!(
+        reason("schedule.warmup_steps"),
+        "3 % of decay_steps: default of pretrained weights"
+    );
+    assert!(reason("batch.global").ends_with("default of pretrained weights"));
     // A model of two billion parameters, of which the folder has the shape alone.
     let folder = tempfile::tempdir().unwrap();
     let large = r#"{"model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 8192,
@@ -80,18 +84,21 @@ fn the_defaults_fit_every_layout_and_length() {
 }
 
 #[test]
-fn a_rate_far_from_the_usual_is_told_with_the_usual_range() {
-    let told = |sets: &[&str]| tuned(sets).config.unusual_rate();
+fn a_warning_of_an_unusual_rate_has_the_usual_range() {
+    let warning = |sets: &[&str]| tuned(sets).config.unusual_rate();
     for usual in
         ["optimizer.lr=1e-6", "optimizer.lr=1e-4", "model.weights=Random", "optimizer.kind=Sgd"]
     {
-        assert_eq!(told(&[usual]), None, "{usual}");
+        assert_eq!(warning(&[usual]), None, "{usual}");
     }
-    assert_eq!(told(&["optimizer.lr=6e-4", "model.weights=Random"]), None);
-    for (set, said) in
+    assert_eq!(warning(&["optimizer.lr=6e-4", "model.weights=Random"]), None);
+    for (set, expected) in
         [("optimizer.lr=6e-4", "can destroy"), ("optimizer.lr=1e-8", "hardly change")]
     {
-        let told = told(&[set]).unwrap();
-        assert!(told.contains(said) && told.contains("usually take 1e-6 to 1e-4"), "{told}");
+        let warning = warning(&[set]).unwrap();
+        assert!(
+            warning.contains(expected) && warning.contains("usually take 1e-6 to 1e-4"),
+            "{warning}"
+        );
     }
 }

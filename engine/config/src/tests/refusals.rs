@@ -29,9 +29,9 @@ fn heads_that_no_kernel_of_a_gpu_takes() {
     let wide = ["model.family=Llama", "model.head_dim=258"];
     loaded(LEAST, &wide).unwrap();
     let on = |device: &'static str| [&wide[..], &[device]].concat();
-    let said = ["heads of 258 elements", "at most 256", "258 elements", "`device: Cpu`"];
-    refuses(&on("device=Cuda"), "model.head_dim", &said);
-    refuses(&on("device=Sim(box: \"h100-128gib\")"), "model.head_dim", &said);
+    let expected = ["heads of 258 elements", "at most 256", "258 elements", "`device: Cpu`"];
+    refuses(&on("device=Cuda"), "model.head_dim", &expected);
+    refuses(&on("device=Sim(box: \"h100-128gib\")"), "model.head_dim", &expected);
     loaded(LEAST, &["model.family=Llama", "model.head_dim=256", "device=Cuda"]).unwrap();
 }
 
@@ -54,9 +54,9 @@ fn more_blocks_on_a_gpu_than_the_model_has() {
 fn micro_batches_that_go_together_without_recomputation() {
     let sets = ["batch.global=8", "batch.micro=1", "recompute=None"];
     let with = |more: &[&'static str]| [&sets[..], more].concat();
-    let said =
+    let expected =
         ["8 micro-batches would have to be kept at once", "come up once for all micro-batches"];
-    refuses(&with(&["offload.parameters=Host"]), "offload.parameters", &said);
+    refuses(&with(&["offload.parameters=Host"]), "offload.parameters", &expected);
     let error = spoiled(&with(&["offload.parameters=Host"])).to_string();
     assert!(!error.contains("4096"), "{error}");
     let both = ["offload.parameters=Host", "offload.first_forward=2"];

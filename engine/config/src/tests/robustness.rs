@@ -24,20 +24,20 @@ fn fields(text: &str) -> Vec<(String, String, std::ops::Range<usize>)> {
     out
 }
 
-/// Misspellings of `key`: one deleted letter, or two swapped neighbours.
+/// Misspellings of `key`: one deleted character, or two swapped neighbours.
 fn misspellings(key: &str) -> Vec<String> {
-    let letters: Vec<char> = key.chars().collect();
-    let deleted = (0..letters.len()).map(|at| {
-        let mut typed = letters.clone();
+    let characters: Vec<char> = key.chars().collect();
+    let deleted = (0..characters.len()).map(|at| {
+        let mut typed = characters.clone();
         typed.remove(at);
         typed
     });
-    let swapped = (1..letters.len()).map(|at| {
-        let mut typed = letters.clone();
+    let swapped = (1..characters.len()).map(|at| {
+        let mut typed = characters.clone();
         typed.swap(at - 1, at);
         typed
     });
-    let typed = deleted.chain(swapped).filter(|typed| !typed.is_empty() && *typed != letters);
+    let typed = deleted.chain(swapped).filter(|typed| !typed.is_empty() && *typed != characters);
     // RON refuses a key that starts with a digit.
     typed.map(String::from_iter).filter(|typed| !typed.starts_with(char::is_numeric)).collect()
 }

@@ -25,9 +25,9 @@ fn inputs_of_blocks_without_equal_shares() {
         } else {
             "host_checkpoints=true"
         };
-        let said =
+        let expected =
             ["micro 1 x seq_len 2 x hidden 3 = 6 elements", "for 4 tensor-parallel ranks", key];
-        refuses(&with(&[set]), "model.hidden", &said);
+        refuses(&with(&[set]), "model.hidden", &expected);
         for fits in ["model.layers=1", "model.hidden=4", "model.seq_len=4", "parallel.tensor=2"] {
             let count =
                 if fits == "parallel.tensor=2" { "device.count=2" } else { "device.count=4" };

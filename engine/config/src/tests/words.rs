@@ -43,7 +43,7 @@ fn keys_of_other_tools_are_answered_in_files_sections_and_sets() {
         let text = LEAST.replace("(model", &format!("({keys}, model"));
         loaded(&text, &[]).unwrap_err().to_string()
     };
-    for (keys, said) in [
+    for (keys, expected) in [
         (
             "num_train_epochs: 3",
             "help: here it is called `train.epochs`: write `train: (epochs: 3)`",
@@ -59,9 +59,9 @@ fn keys_of_other_tools_are_answered_in_files_sections_and_sets() {
             "`tensor-model-parallel-size`: here it is called `parallel.tensor`",
         ),
     ] {
-        assert!(in_file(keys).contains(said), "{keys}: {}", in_file(keys));
+        assert!(in_file(keys).contains(expected), "{keys}: {}", in_file(keys));
     }
-    for (set, said) in [
+    for (set, expected) in [
         ("lora_r=8", "onebox has no LoRA"),
         ("num_epochs=2", "write `--set train.epochs=2`"),
         ("train.warmup_ratio=0.1", "0.1 x `train.steps`"),
@@ -70,7 +70,7 @@ fn keys_of_other_tools_are_answered_in_files_sections_and_sets() {
         ("model.sequence_len=64", "write `--set model.seq_len=64`"),
     ] {
         let why = loaded(LEAST, &[set]).expect_err(set).to_string();
-        assert!(why.contains(said) && why.contains("unknown key"), "{set}: {why}");
+        assert!(why.contains(expected) && why.contains("unknown key"), "{set}: {why}");
     }
 }
 

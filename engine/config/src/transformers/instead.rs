@@ -43,7 +43,7 @@ pub const MERGE: &str = "merge_and_unload()";
 pub fn adapter(folder: &Path) -> Option<FolderContent> {
     let names = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"];
     let name = names.into_iter().find(|name| is_there(&folder.join(name)))?;
-    let new = beside(folder, "merged");
+    let new = next_to(folder, "merged");
     let merged = python(&format!(
         "from peft import AutoPeftModelForCausalLM; \
          AutoPeftModelForCausalLM.from_pretrained({}).{MERGE}.save_pretrained({})",
@@ -157,7 +157,7 @@ pub fn other_form(folder: &Path) -> Option<FolderContent> {
     names.sort_unstable();
     let shown = |form: &'static Form| Some((form, names.iter().find(|name| (form.shows)(name))?));
     let (form, name) = FORMS.iter().find_map(shown)?;
-    let (at, new) = (folder.display().to_string(), beside(folder, "safetensors"));
+    let (at, new) = (folder.display().to_string(), next_to(folder, "safetensors"));
     let mut remedy = (form.remedy)(at.trim_end_matches('/'), name, &new);
     if let Some(pointer) = start_of(&folder.join(name)).and_then(|bytes| pointer(&bytes)) {
         remedy = format!("{pointer}; then {remedy}");
@@ -185,7 +185,7 @@ fn save_again(from: &str, new: &str) -> String {
 }
 
 /// Name of a folder next to `folder` that usually does not exist yet.
-pub fn beside(folder: &Path, ending: &str) -> String {
+pub fn next_to(folder: &Path, ending: &str) -> String {
     format!("{}-{ending}", folder.display().to_string().trim_end_matches('/'))
 }
 

@@ -22,7 +22,7 @@ pub(super) struct Keys {
     pub(super) found: BTreeMap<String, Value>,
     pub(super) wrong: Vec<String>,
     /// Keys that were read.
-    pub(super) asked: Vec<&'static str>,
+    pub(super) read_keys: Vec<&'static str>,
 }
 
 /// A key with its number.
@@ -35,13 +35,13 @@ pub(super) struct Number {
 impl Keys {
     /// Value of a key; `None` if it is missing or null.
     pub(super) fn get(&mut self, key: &'static str) -> Option<Value> {
-        self.asked.push(key);
+        self.read_keys.push(key);
         self.found.get(key).filter(|value| !value.is_null()).cloned()
     }
 
     /// Requires that `key` is missing, null, or one of the `allowed` values.
     pub(super) fn fixed(&mut self, key: &'static str, allowed: &[Value], why: &str) {
-        self.asked.push(key);
+        self.read_keys.push(key);
         let odd = |value: &&Value| !value.is_null() && !allowed.contains(value);
         if let Some(value) = self.found.get(key).filter(odd) {
             let some = allowed.iter().filter(|value| !value.is_null());
