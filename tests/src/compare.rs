@@ -74,8 +74,8 @@ pub fn one_window() -> Arc<Dataset> {
         path.display().to_string()
     };
     let train = file("train.txt", "the box holds a m");
-    let held_out = file("held_out.txt", "odel that is too large");
-    let data = Corpus::open(&train, Some(&held_out), DataFormat::Bytes, 0.1, 256, 16);
+    let validation = file("held_out.txt", "odel that is too large");
+    let data = Corpus::open(&train, Some(&validation), DataFormat::Bytes, 0.1, 256, 16);
     Arc::new(data.unwrap_or_else(|e| panic!("{e}")).into())
 }
 

@@ -110,14 +110,14 @@ pub fn dataset_of_windows(
 ) -> (u64, Arc<Dataset>) {
     const TOKENS: usize = 400_000;
     let seq_len = windows[0].len() - 1;
-    let [train, held_out] = ["train.bin", "held_out.bin"].map(|name| folder.join(name));
-    let [train_text, held_out_text] = [&train, &held_out].map(|p| p.display().to_string());
+    let [train, validation] = ["train.bin", "held_out.bin"].map(|name| folder.join(name));
+    let [train_text, validation_text] = [&train, &validation].map(|p| p.display().to_string());
     let open = || {
         let format = config::DataFormat::U16;
-        Corpus::open(&train_text, Some(&held_out_text), format, 0.1, vocab, seq_len)
+        Corpus::open(&train_text, Some(&validation_text), format, 0.1, vocab, seq_len)
             .unwrap_or_else(|e| panic!("{e}"))
     };
-    std::fs::write(&held_out, vec![0u8; 2 * (seq_len + 1)]).expect("written");
+    std::fs::write(&validation, vec![0u8; 2 * (seq_len + 1)]).expect("written");
     std::fs::write(&train, vec![0u8; 2 * TOKENS]).expect("written");
     let empty = open();
     let starts = |seed: u64| -> Vec<usize> {

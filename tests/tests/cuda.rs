@@ -108,8 +108,8 @@ fn on_a_real_gpu() -> bool {
 /// uses the machine's driver, and skips cases whose settings only the fake driver knows.
 fn under_fake(case: &str, environment: &[(&str, &str)]) {
     let real = on_a_real_gpu();
-    let told = ["FAKECUDA_FAIL", "FAKECUDA_MEMORY", "FAKECUDA_QUEUE"];
-    if real && environment.iter().any(|(name, _)| told.contains(name)) {
+    let of_fake_driver = ["FAKECUDA_FAIL", "FAKECUDA_MEMORY", "FAKECUDA_QUEUE"];
+    if real && environment.iter().any(|(name, _)| of_fake_driver.contains(name)) {
         println!("{case}: skipped on a real GPU");
         return;
     }
@@ -136,11 +136,14 @@ fn under_fake(case: &str, environment: &[(&str, &str)]) {
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    let said = String::from_utf8_lossy(&std::fs::read(&output).unwrap()).into_owned();
+    let output_text = String::from_utf8_lossy(&std::fs::read(&output).unwrap()).into_owned();
     let done = format!("case {case} done");
-    assert!(status.is_some(), "{case} hangs:\n{said}");
-    assert!(status.is_some_and(|s| s.success()) && said.contains(&done), "{case}:\n{said}");
-    println!("{said}");
+    assert!(status.is_some(), "{case} hangs:\n{output_text}");
+    assert!(
+        status.is_some_and(|s| s.success()) && output_text.contains(&done),
+        "{case}:\n{output_text}"
+    );
+    println!("{output_text}");
 }
 
 fn try_run(config: &Config, options: &RunOptions) -> Result<RunRecord, Box<RunError>> {

@@ -89,8 +89,8 @@ fn allowed_by_name(name: &str) -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let numbers = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
     let is = |number: &String| {
-        let said = std::fs::read_to_string(format!("/proc/self/task/{number}/comm"));
-        said.is_ok_and(|said| said.trim() == name)
+        let comm = std::fs::read_to_string(format!("/proc/self/task/{number}/comm"));
+        comm.is_ok_and(|comm| comm.trim() == name)
     };
     numbers.filter(is).map(|number| allowed(&format!("self/task/{number}"))).collect()
 }

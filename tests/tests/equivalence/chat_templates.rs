@@ -61,8 +61,8 @@ fn tokens_and_targets_are_those_of_transformers_with_and_without_marks_in_the_te
                 let row = json!({ "messages": messages }).to_string();
                 let made = make.document(&row);
                 if let Some(why) = want["refused"].as_str() {
-                    let said = made.unwrap_err();
-                    assert!(said.contains(why), "{name} {kind} {row}: {said}");
+                    let error = made.unwrap_err();
+                    assert!(error.contains(why), "{name} {kind} {row}: {error}");
                     refused += 1;
                     continue;
                 }
@@ -85,9 +85,9 @@ fn what_a_user_writes_controls_nothing() {
     for (name, family) in expected["templates"].as_object().unwrap() {
         let template = template(&family["plain"], &expected["settings"]);
         let make = Rows::of_chats(&tokenizer, &template, "");
-        let chat = |asked: &str| {
+        let chat = |question: &str| {
             let row = json!({ "messages": [
-                { "role": "user", "content": asked }, { "role": "assistant", "content": "no" },
+                { "role": "user", "content": question }, { "role": "assistant", "content": "no" },
             ]});
             make.document(&row.to_string()).unwrap()
         };

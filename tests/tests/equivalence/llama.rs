@@ -214,13 +214,13 @@ fn ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout() {
         let none = documents.iter().filter(|document| !document.counted.contains(&true)).count();
         assert!(none > 5, "{model}: some samples have no target");
         // Sample n of the run is document n.
-        let held_out = [documents[0].clone()];
-        let data = Corpus::of_documents(&documents, &held_out, T, false);
+        let validation = [documents[0].clone()];
+        let data = Corpus::of_documents(&documents, &validation, T, false);
         let mut in_place = documents.clone();
         for (n, document) in documents.iter().enumerate() {
             in_place[data.shuffled(SEED, n as u64)] = document.clone();
         }
-        let data = Arc::new(Dataset::from(Corpus::of_documents(&in_place, &held_out, T, false)));
+        let data = Arc::new(Dataset::from(Corpus::of_documents(&in_place, &validation, T, false)));
         for (layout, micro) in LAYOUTS.into_iter().zip([2, 4].into_iter().cycle()) {
             let mut sets = grid(layout);
             sets.retain(|set| !set.starts_with("batch.micro"));
@@ -253,9 +253,9 @@ fn steps_on_gpus_are_those_of_pytorch() {
     command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
     command.env("XDG_CACHE_HOME", cache.path()).env("FAKECUDA_DEVICES", "4");
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let passed = output.status.success() && said.contains("2 passed");
-    assert!(passed, "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let passed = output.status.success() && stdout.contains("2 passed");
+    assert!(passed, "{stdout}{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

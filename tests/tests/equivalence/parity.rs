@@ -160,9 +160,9 @@ fn steps_on_gpus_are_those_of_pytorch() {
         command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
         command.env("XDG_CACHE_HOME", cache.path()).env("FAKECUDA_DEVICES", "4");
         let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        let passed = output.status.success() && said.contains("1 passed");
-        assert!(passed, "{said}{}", String::from_utf8_lossy(&output.stderr));
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let passed = output.status.success() && stdout.contains("1 passed");
+        assert!(passed, "{stdout}{}", String::from_utf8_lossy(&output.stderr));
     }
 }
 

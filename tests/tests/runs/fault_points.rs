@@ -178,7 +178,7 @@ static FAILED: AtomicBool = AtomicBool::new(false);
 static STUCK: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Handler that ends the process in a real run. `error.all` has the ranks that still run.
-fn told(error: &RunError) {
+fn note_failure(error: &RunError) {
     if let Error::Timeout { missing, .. } = &error.error
         && error.all[missing[0]].is_some()
     {
@@ -198,7 +198,7 @@ fn stall() {
 #[test]
 fn a_rank_that_stalls_is_named_by_those_that_wait_for_it() {
     let timeout = Duration::from_secs(4);
-    let stuck = Some(StuckHandler { after: Duration::ZERO, call: told });
+    let stuck = Some(StuckHandler { after: Duration::ZERO, call: note_failure });
     let places = [
         FaultPoint::Step,
         FaultPoint::Saving,

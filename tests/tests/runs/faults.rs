@@ -110,8 +110,11 @@ fn an_error_in_a_later_step_names_that_step() {
     let error = failed("a late panic", RunOptions { panic_at, ..RunOptions::default() });
     all_know(&error, 1);
     assert!(error.step > 1, "{error}");
-    let told = error.all[0].as_ref().map(ToString::to_string).unwrap_or_default();
-    assert!(told.contains(&format!("rank 1 failed in step {}", error.step)), "{told}");
+    let first_error = error.all[0].as_ref().map(ToString::to_string).unwrap_or_default();
+    assert!(
+        first_error.contains(&format!("rank 1 failed in step {}", error.step)),
+        "{first_error}"
+    );
 }
 
 #[test]
@@ -207,8 +210,9 @@ fn ranks_that_come_with_different_collectives_all_end_and_one_names_both() {
             let text =
                 errors.iter().find(|e| matches!(e, Error::Mismatch { .. })).unwrap().to_string();
             assert!(text.contains("faults.rs:") && text.contains("on rank "), "{text}");
-            let told = |e: &Error| matches!(e, Error::Mismatch { .. } | Error::PeerFailed { .. });
-            assert!(errors.iter().all(told), "{errors:?}");
+            let is_known =
+                |e: &Error| matches!(e, Error::Mismatch { .. } | Error::PeerFailed { .. });
+            assert!(errors.iter().all(is_known), "{errors:?}");
         }
     }
 }

@@ -179,10 +179,10 @@ fn a_run_that_one_process_is_told_to_stop_ends_after_the_same_step_in_all() {
     let folder = tempfile::tempdir().unwrap();
     let sets = with(&with(BASE, DP4), &["train.checkpoint_every=100", "train.steps=400"]);
     let stop = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&stop);
+    let stop_request = Arc::clone(&stop);
     let watcher = Watcher::new(move |rank, place, step| {
         if (rank, place, step) == (3, FaultPoint::Decided, 3) {
-            told.store(true, Ordering::Relaxed);
+            stop_request.store(true, Ordering::Relaxed);
         }
     });
     // Each process has its own flag, and only the last process gets the request.

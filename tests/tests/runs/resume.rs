@@ -4,18 +4,18 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 mod places;
-mod told;
+mod run_log;
 
 use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder, newest};
 use engine::run::{FaultPoint, Message, ReadFailure, RunOptions, Watcher, train};
+use run_log::{assert_goes_on_as, at, open, run, run_by};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tests::compare::{contents, excerpt, full, with};
 use tests::{lay_out, tiny};
-use told::{assert_goes_on_as, at, open, run, run_by};
 
 /// Settings of all runs: accumulation, warm-up, dropout, clipping, and an fp16 loss scale that
 /// overflows (skipped steps), is halved and grows again.

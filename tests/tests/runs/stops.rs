@@ -28,12 +28,12 @@ const UPDATES: [&str; 4] = [
 const LANES: [Lanes; 2] = [Lanes::Inline, Lanes::Threads { chaos_us: 20 }];
 
 /// Record of a run with a stop request at (rank, fault point, step); `None` is any rank.
-fn told(sets: &[&str], lanes: Lanes, at: (Option<usize>, FaultPoint, u64)) -> RunRecord {
+fn run_with_stop(sets: &[&str], lanes: Lanes, at: (Option<usize>, FaultPoint, u64)) -> RunRecord {
     let stop = Arc::new(AtomicBool::new(false));
-    let tell = Arc::clone(&stop);
+    let stop_request = Arc::clone(&stop);
     let watcher = Watcher::new(move |rank, place, step| {
         if at == (Some(rank), place, step) || at == (None, place, step) {
-            tell.store(true, Ordering::SeqCst);
+            stop_request.store(true, Ordering::SeqCst);
         }
     });
     let options = RunOptions { lanes, stop, watcher: Some(watcher), ..RunOptions::default() };
@@ -46,8 +46,8 @@ fn a_run_that_is_told_to_stop_during_a_step_ends_after_it() {
         for update in &UPDATES[..if ranks == 4 { UPDATES.len() } else { 1 }] {
             let sets = with(grid, &[update, "train.eval_batches=1"]);
             let whole = try_run(&tiny(&sets), &RunOptions::default()).unwrap();
-            let told = |lanes, at| {
-                let ran = told(&sets, lanes, at);
+            let stopped = |lanes, at| {
+                let ran = run_with_stop(&sets, lanes, at);
                 assert_eq!(ran.outcome.step, 3, "{sets:?}, {lanes:?}, {at:?}");
                 assert!(!ran.outcome.complete);
                 // The steps equal the steps of a run without a stop request.
@@ -56,8 +56,8 @@ fn a_run_that_is_told_to_stop_during_a_step_ends_after_it() {
                 };
                 assert_eq!((losses(&ran), ran.steps.len()), (losses(&whole), 3));
             };
-            (0..ranks).for_each(|rank| told(LANES[0], (Some(rank), FaultPoint::Step, 3)));
-            LANES.iter().for_each(|lanes| told(*lanes, (None, FaultPoint::Decided, 3)));
+            (0..ranks).for_each(|rank| stopped(LANES[0], (Some(rank), FaultPoint::Step, 3)));
+            LANES.iter().for_each(|lanes| stopped(*lanes, (None, FaultPoint::Decided, 3)));
         }
     }
 }
@@ -83,9 +83,9 @@ fn every_evaluation_has_a_bound_and_hears_a_stop() {
     assert_eq!(bounded("train.eval_batches=None"), [(1, false), (2, true)]);
     for (step, heard) in [(1, vec![]), (2, vec![(1, false)])] {
         let stop = Arc::new(AtomicBool::new(false));
-        let tell = Arc::clone(&stop);
+        let stop_request = Arc::clone(&stop);
         let watcher = Some(Watcher::new(move |_, place, at| {
-            tell.fetch_or((place, at) == (FaultPoint::Evaluating, step), Ordering::SeqCst);
+            stop_request.fetch_or((place, at) == (FaultPoint::Evaluating, step), Ordering::SeqCst);
         }));
         let options = RunOptions { stop, watcher, ..RunOptions::default() };
         let sets = with(&sets, &["parallel.data=2"]);
@@ -94,7 +94,7 @@ fn every_evaluation_has_a_bound_and_hears_a_stop() {
 }
 
 /// Record of a run that is stopped before its start, and the number of ranks with all states.
-fn told_at_once(sets: &[&str], options: RunOptions) -> (RunRecord, usize) {
+fn run_stopped_at_once(sets: &[&str], options: RunOptions) -> (RunRecord, usize) {
     let loaded = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&loaded);
     let watcher = Watcher::new(move |_, place, _| {
@@ -108,11 +108,11 @@ fn told_at_once(sets: &[&str], options: RunOptions) -> (RunRecord, usize) {
 #[test]
 fn a_stop_is_heard_while_initial_weights_are_made_and_while_states_are_read() {
     for (ranks, grid) in GRIDS {
-        let (ran, loaded) = told_at_once(grid, RunOptions::default());
+        let (ran, loaded) = run_stopped_at_once(grid, RunOptions::default());
         assert_eq!((ran.outcome.step, ran.steps.len(), loaded), (0, 0, 0), "{grid:?}");
         // Only one rank gets the request, while another rank may have loaded all its states.
         for rank in 0..ranks {
-            let ran = told(grid, Lanes::Inline, (Some(rank), FaultPoint::Opened, 0));
+            let ran = run_with_stop(grid, Lanes::Inline, (Some(rank), FaultPoint::Opened, 0));
             assert_eq!((ran.outcome.step, ran.steps.len()), (0, 0), "{grid:?}, rank {rank}");
         }
         let folder = tempfile::tempdir().unwrap();
@@ -131,7 +131,7 @@ fn a_stop_is_heard_while_initial_weights_are_made_and_while_states_are_read() {
             weights: Some(LockedRunDir::unlocked(folder.path()).unwrap()),
             ..RunOptions::default()
         };
-        let (ran, loaded) = told_at_once(&sets, options.clone());
+        let (ran, loaded) = run_stopped_at_once(&sets, options.clone());
         assert_eq!((ran.outcome.step, ran.steps.len(), loaded), (2, 0, 0), "{grid:?}");
         // The checkpoint stays, and the run does not write weights that the checkpoint holds.
         assert!(!ran.outcome.complete && !weights.exists());
@@ -164,9 +164,10 @@ fn weights_are_written_when_the_run_is_done_and_at_an_interrupt_where_nothing_el
         sets.extend([&every, &key, "train.checkpoint_overhead=None"]);
         let config = tiny(&sets);
         let stop = Arc::new(AtomicBool::new(false));
-        let tell = Arc::clone(&stop);
+        let stop_request = Arc::clone(&stop);
         let watcher = Watcher::new(move |_, place, step| {
-            tell.fetch_or(stops && (place, step) == (FaultPoint::Step, 3), Ordering::SeqCst);
+            stop_request
+                .fetch_or(stops && (place, step) == (FaultPoint::Step, 3), Ordering::SeqCst);
         });
         let options = RunOptions {
             stop,

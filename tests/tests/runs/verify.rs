@@ -77,16 +77,16 @@ fn a_parameter_that_changes_between_the_two_is_told_of_with_rank_and_tensor() {
     for (way, rank) in [(WAYS[1], 2), (WAYS[2], 0), (WAYS[3], 1), (WAYS[5], 1)] {
         let config = tiny(&with(&with(BASE, way), &[EVERY]));
         let options = RunOptions { change_at: Some((rank, 4)), ..RunOptions::default() };
-        let (mut told, mut verified) = (Vec::new(), Vec::new());
+        let (mut differences, mut verified) = (Vec::new(), Vec::new());
         let outcome =
             train(&config, &lay_out(&config), &text(), &options, &mut |message| match message {
-                Message::Differs { step, places } => told.push((step, places)),
+                Message::Differs { step, places } => differences.push((step, places)),
                 Message::Step(report) => verified.push(report.verified),
                 _ => {}
             });
         assert!(outcome.unwrap().complete, "the run goes on");
         assert_eq!(verified, [None, Some(true), None, Some(false), None], "{way:?}");
-        let [(4, places)] = &told[..] else { panic!("{way:?}: {told:?}") };
+        let [(4, places)] = &differences[..] else { panic!("{way:?}: {differences:?}") };
         let place = &places.iter().find(|seen| seen.rank == rank).unwrap().place;
         assert!(place.starts_with("the gradient of `"), "{way:?}: {place}");
         // The backward pass begins with the final norm, which one of the ranks owns.

@@ -272,12 +272,12 @@ fn micro_batches_that_go_together_take_a_set_of_checkpoints_each() {
     let one = with(1, &[]);
     let micro = u64::try_from(one.0.batch.micro).unwrap();
     assert_eq!(micro, 1);
-    for (asked, together) in [(1, 1), (3, 3), (8, 8), (100, 16)] {
-        let many = with(asked, &[]);
+    for (requested, together) in [(1, 1), (3, 3), (8, 8), (100, 16)] {
+        let many = with(requested, &[]);
         let sets = bytes(&many, "checkpoints");
-        assert_eq!(sets, together * (layers + 1) * input, "{asked}");
+        assert_eq!(sets, together * (layers + 1) * input, "{requested}");
         let more = bytes(&many, "batches and losses") - bytes(&one, "batches and losses");
-        assert_eq!(more, (together - 1) * batch, "{asked}");
+        assert_eq!(more, (together - 1) * batch, "{requested}");
     }
     needs_what_is_planned(with(3, &[]));
 }

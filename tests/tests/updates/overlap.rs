@@ -131,9 +131,9 @@ fn under_delayed_the_next_backward_too_runs_beside_the_update_and_else_it_does_n
 fn copies_down(spans: &[Span]) -> (usize, usize) {
     let down = |s: &&Span| s.lane == Lane::D2h && s.wrote.ends_with("grad_down");
     let compute: Vec<&Span> = spans.iter().filter(|s| s.lane == Lane::Compute).collect();
-    let beside = |d: &&Span| compute.iter().any(|c| c.start < d.end && d.start < c.end);
+    let overlaps = |d: &&Span| compute.iter().any(|c| c.start < d.end && d.start < c.end);
     let downs = || spans.iter().filter(down);
-    (downs().count(), downs().filter(beside).count())
+    (downs().count(), downs().filter(overlaps).count())
 }
 
 /// Numbers of copies of parameters to the device: all, and copies that start during an update.
@@ -155,10 +155,10 @@ fn blocking_transfer_stops_compute_for_gradients_and_uploads_after_the_whole_upd
     // If an overlap with a copy is allowed, the scheduler decides. If it is forbidden, it never
     // happens.
     let slow_copies = ("copy", 20);
-    let (copies, beside) = copies_down(&traced_with(&blocking, slow_copies));
-    assert!(copies >= STEPS * (LAYERS + 2) && beside == 0, "{beside} of {copies}");
-    let (_, beside) = copies_down(&traced_with(&streamed, slow_copies));
-    assert!(beside > 0, "streamed copies never overlap");
+    let (copies, overlapping) = copies_down(&traced_with(&blocking, slow_copies));
+    assert!(copies >= STEPS * (LAYERS + 2) && overlapping == 0, "{overlapping} of {copies}");
+    let (_, overlapping) = copies_down(&traced_with(&streamed, slow_copies));
+    assert!(overlapping > 0, "streamed copies never overlap");
     let (copies, early) = copies_up(&traced(&blocking));
     assert!(copies >= STEPS * (LAYERS + 2) && early == 0, "{early} of {copies}");
     assert!(copies_up(&traced(&streamed)).1 > 0, "streamed parameters wait for the whole update");

@@ -236,15 +236,15 @@ fn ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout() {
         assert!(samples.iter().filter(|documents| documents.len() > 2).count() > 100);
         // Sample n of the run is sample n of the fixture. Each sample is full, so that packing does
         // not change it.
-        let held_out = samples[0].clone();
-        let data = Corpus::of_documents(&samples.concat(), &held_out, T, true);
+        let validation = samples[0].clone();
+        let data = Corpus::of_documents(&samples.concat(), &validation, T, true);
         assert_eq!(data.num_train_samples(), samples.len());
         let mut in_place = samples.clone();
         for (n, documents) in samples.iter().enumerate() {
             in_place[data.shuffled(SEED, n as u64)].clone_from(documents);
         }
         let data =
-            Arc::new(Dataset::from(Corpus::of_documents(&in_place.concat(), &held_out, T, true)));
+            Arc::new(Dataset::from(Corpus::of_documents(&in_place.concat(), &validation, T, true)));
         // The quick selection: one rank, data-parallel ranks, and a grid with sequence parallelism.
         let quick = [ALL[0], ALL[3], ALL[4]];
         let layouts = match on_gpus {

@@ -1,7 +1,7 @@
 //! Runs that resume with their parameters in other memory, on the host or on the device.
 
 use super::BASE;
-use super::told::{RunLog, assert_goes_on_as, open, run};
+use super::run_log::{RunLog, assert_goes_on_as, open, run};
 use tests::compare::with;
 
 #[test]

@@ -128,8 +128,9 @@ fn phases(d: &SeededNumbers, model: &Sets) -> Vec<Phase> {
             stops: d.one_in(2),
         });
         // If a background writer crashes, the run only loses a checkpoint.
-        let beside = fault.is_none_or(|fault| fault.place != FaultPoint::Writing) && d.one_in(2);
-        let writer = if beside { "Background" } else { "Foreground" };
+        let in_background =
+            fault.is_none_or(|fault| fault.place != FaultPoint::Writing) && d.one_in(2);
+        let writer = if in_background { "Background" } else { "Foreground" };
         let own = vec![
             mode,
             format!("offload.speculated_fraction={}", d.of(&["1", "1", "0.5", "0.3"])),
@@ -166,7 +167,7 @@ fn trained(
 ) -> RunLog {
     let config = tiny(sets);
     let built = lay_out(&config);
-    let mut told = RunLog::default();
+    let mut log = RunLog::default();
     let mut fault = phase.fault.filter(|_| !is_serial);
     loop {
         let stop = Arc::new(AtomicBool::new(false));
@@ -191,8 +192,8 @@ fn trained(
             ..RunOptions::default()
         };
         let ran = train(&config, &built, &excerpt(), &options, &mut |m| match m {
-            Message::Step(report) => drop(told.steps.insert(report.step, report)),
-            Message::Eval { step, loss, .. } => drop(told.evals.insert(step, loss.to_bits())),
+            Message::Step(report) => drop(log.steps.insert(report.step, report)),
+            Message::Eval { step, loss, .. } => drop(log.evals.insert(step, loss.to_bits())),
             Message::Evaluating { .. }
             | Message::Differs { .. }
             | Message::Saving { .. }
@@ -201,8 +202,8 @@ fn trained(
         });
         match ran {
             Ok(outcome) if outcome.complete => {
-                told.hash = outcome.state_hash;
-                return told;
+                log.hash = outcome.state_hash;
+                return log;
             }
             Ok(_) => {}
             Err(error) => assert!(error.to_string().contains("a fault"), "{error}"),
