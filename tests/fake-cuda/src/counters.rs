@@ -79,7 +79,7 @@ counters! {
     /// Times that the caller blocked for a stream, event or device.
     synchronizations,
     /// Uses of memory outside of allocations: code, buffers, streams, events, page tables.
-    taken_beside,
+    overhead_allocations,
     /// Enqueues that found a full queue and blocked their thread.
     blocked,
     /// Freed allocations in which a later write was found.
@@ -95,7 +95,7 @@ pub struct MemoryUse {
     /// Peak of the allocated bytes.
     pub peak: u64,
     /// Bytes used now outside of allocations, by code, buffers and tables.
-    pub beside: u64,
+    pub overhead: u64,
     /// Peak of the bytes used inside and outside of allocations together.
     pub peak_in_all: u64,
 }

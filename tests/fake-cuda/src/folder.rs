@@ -49,9 +49,9 @@ fn make_folder() -> io::Result<PathBuf> {
 /// Finds the newest `cdylib`. Cargo puts tests into `deps` and programs one level above. Newer
 /// versions of cargo give each build of a crate its own folder, `build/fake-cuda/HASH/out`.
 fn find_library(executable: &Path) -> io::Result<PathBuf> {
-    let beside = executable.parent().unwrap_or(Path::new("."));
-    let mut folders = vec![beside.to_path_buf(), beside.join("deps"), beside.join("../deps")];
-    for builds in std::fs::read_dir(beside.join("../../../fake-cuda")).into_iter().flatten() {
+    let parent = executable.parent().unwrap_or(Path::new("."));
+    let mut folders = vec![parent.to_path_buf(), parent.join("deps"), parent.join("../deps")];
+    for builds in std::fs::read_dir(parent.join("../../../fake-cuda")).into_iter().flatten() {
         folders.push(builds?.path().join("out"));
     }
     let libraries = folders.iter().map(|folder| folder.join("libfake_cuda.so"));

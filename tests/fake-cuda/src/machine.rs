@@ -52,7 +52,7 @@ impl Device {
 
     /// Uses memory outside of allocations; `OUT_OF_MEMORY` if the device has too little free
     /// memory. `FAKECUDA_BESIDE` scales the bytes.
-    pub(crate) fn take_beside(&self, bytes: usize) -> CallResult {
+    pub(crate) fn take_overhead(&self, bytes: usize) -> CallResult {
         let mut memory = lock(&self.memory);
         let bytes = share(bytes);
         if bytes == 0 {
@@ -61,25 +61,25 @@ impl Device {
         if memory.taken() + bytes > config().memory {
             return Err(code::OUT_OF_MEMORY);
         }
-        memory.beside.bytes += bytes;
+        memory.overhead.bytes += bytes;
         memory.note_peak();
-        STATS.taken_beside.add(1);
+        STATS.overhead_allocations.add(1);
         Ok(())
     }
 
-    pub(crate) fn give_beside(&self, bytes: usize) {
+    pub(crate) fn free_overhead(&self, bytes: usize) {
         let mut memory = lock(&self.memory);
-        memory.beside.bytes = memory.beside.bytes.saturating_sub(share(bytes));
+        memory.overhead.bytes = memory.overhead.bytes.saturating_sub(share(bytes));
     }
 
     /// Uses the memory of `code` at the first call.
     pub(crate) fn load_once(&self, code: LoadedCode) -> CallResult {
-        if !lock(&self.memory).beside.loaded.insert(code) {
+        if !lock(&self.memory).overhead.loaded.insert(code) {
             return Ok(());
         }
-        let taken = self.take_beside(code.bytes(config().sm));
+        let taken = self.take_overhead(code.bytes(config().sm));
         if taken.is_err() {
-            lock(&self.memory).beside.loaded.remove(&code);
+            lock(&self.memory).overhead.loaded.remove(&code);
         }
         taken
     }

@@ -30,7 +30,7 @@ pub(crate) struct Memory {
     freed_bytes: usize,
     used: usize,
     peak: usize,
-    pub(crate) beside: DeviceOverhead,
+    pub(crate) overhead: DeviceOverhead,
     peak_in_all: usize,
 }
 
@@ -57,14 +57,14 @@ impl Memory {
         MemoryUse {
             used: self.used as u64,
             peak: self.peak as u64,
-            beside: self.beside.bytes as u64,
+            overhead: self.overhead.bytes as u64,
             peak_in_all: self.peak_in_all as u64,
         }
     }
 
     /// Bytes in use, inside and outside of allocations.
     pub(crate) const fn taken(&self) -> usize {
-        self.used + self.beside.bytes
+        self.used + self.overhead.bytes
     }
 
     pub(crate) fn note_peak(&mut self) {

@@ -67,5 +67,5 @@ pub(crate) struct DeviceOverhead {
 
 /// Part of `bytes` that counts, by the percentage in `FAKECUDA_BESIDE`.
 pub(crate) fn share(bytes: usize) -> usize {
-    bytes * config().beside_percent / 100
+    bytes * config().overhead_percent / 100
 }

@@ -25,7 +25,7 @@ fn config(path: &str, sets: &[&str]) -> Config {
 
 /// Numbers of allocations, of other increases of GPU memory, and of pinned allocations.
 fn taken(stats: &Stats) -> (u64, u64, u64) {
-    (stats.allocations, stats.taken_beside, stats.pinned)
+    (stats.allocations, stats.overhead_allocations, stats.pinned)
 }
 
 /// Runs three steps. All memory use fits into the GPU, and is allocated before step 1.

@@ -157,7 +157,7 @@ impl Config {
     fn of_llama(&self) -> Vec<Case> {
         let (value, cols, ffn) = (self.value, self.hidden, self.ffn);
         let (heads, seq_len) = (self.heads, self.seq_len);
-        let turned = move |t: &mut Tensors, rows| {
+        let rotary_tensors = move |t: &mut Tensors, rows| {
             let (count, kv_count) = heads;
             let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
             let qkv = t.make(value, (rows, (count + 2 * kv_count) * DIM));
@@ -176,7 +176,7 @@ impl Config {
                 Op::RmsNormBackward { x, gain, stats, d_y, d_x, add: true, d_gain }
             }),
             self.rows("rotary", self.tokens, 32, move |t, rows| {
-                let (qkv, table, heads) = turned(t, rows);
+                let (qkv, table, heads) = rotary_tensors(t, rows);
                 Op::Rotary { qkv, table, heads, starts: None, norm: None }
             }),
             self.rows("swiglu", self.tokens, 8, move |t, rows| {

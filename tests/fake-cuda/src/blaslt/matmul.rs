@@ -228,10 +228,10 @@ impl Product {
     fn code(&self) -> LoadedCode {
         let types = [self.a.float, self.b.float, self.d.float, self.bias];
         let key = types.iter().fold(0, |key, float| 8 * key + float.number());
-        let turned = (self.desc.trans_a != 0, self.desc.trans_b != 0);
+        let transposed = (self.desc.trans_a != 0, self.desc.trans_b != 0);
         let epilogue = u64::from(self.desc.epilogue);
         LoadedCode::Product(
-            (key * 4 + u64::from(turned.0) * 2 + u64::from(turned.1)) << 16 | epilogue,
+            (key * 4 + u64::from(transposed.0) * 2 + u64::from(transposed.1)) << 16 | epilogue,
         )
     }
 

@@ -117,7 +117,7 @@ fn elapsed(out: *mut f32, start: *mut c_void, end: *mut c_void) -> CallResult {
 driver_functions! {
     fn cuEventCreate(out: *mut *mut c_void, flags: c_uint) {
         let device = current_device()?;
-        device.take_beside(overhead::EVENT)?;
+        device.take_overhead(overhead::EVENT)?;
         let device = device.ordinal;
         let event = Event { device, flags, latest: Mutex::default() };
         put(out, EVENTS.insert(Arc::new(event)))
@@ -125,7 +125,7 @@ driver_functions! {
 
     fn cuEventDestroy_v2(handle: *mut c_void) {
         let event = EVENTS.remove(handle)?;
-        machine().devices[event.device].give_beside(overhead::EVENT);
+        machine().devices[event.device].free_overhead(overhead::EVENT);
         Ok(())
     }
 

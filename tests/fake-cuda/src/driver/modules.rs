@@ -33,7 +33,7 @@ struct Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        machine().devices[self.device].give_beside(overhead::MODULE);
+        machine().devices[self.device].free_overhead(overhead::MODULE);
     }
 }
 
@@ -49,7 +49,7 @@ struct Function {
 impl Drop for Function {
     fn drop(&mut self) {
         if self.launched.load(SeqCst) {
-            machine().devices[self.device].give_beside(overhead::KERNEL);
+            machine().devices[self.device].free_overhead(overhead::KERNEL);
         }
     }
 }
@@ -67,7 +67,7 @@ fn load(out: *mut *mut c_void, image: *const c_void) -> CallResult {
     if !config().takes_major(config().nvrtc_version.0) {
         return Err(code::INVALID_IMAGE);
     }
-    machine().devices[device].take_beside(overhead::MODULE)?;
+    machine().devices[device].take_overhead(overhead::MODULE)?;
     put(out, MODULES.insert(Arc::new(Module { device, image })))
 }
 
@@ -117,7 +117,7 @@ fn launch(
     }
     launch.check(&function)?;
     if !function.launched.swap(true, SeqCst) {
-        machine().devices[stream.device].take_beside(overhead::KERNEL)?;
+        machine().devices[stream.device].take_overhead(overhead::KERNEL)?;
     }
     if fails("launch", stream.device) {
         return Err(code::LAUNCH_OUT_OF_RESOURCES);

@@ -69,8 +69,8 @@ driver_functions! {
         }
         let mut mapped = Vec::new();
         for other in mapped_by(device.ordinal, flags) {
-            if let Err(error) = other.take_beside(page_tables(bytes)) {
-                mapped.iter().for_each(|other: &&Device| other.give_beside(page_tables(bytes)));
+            if let Err(error) = other.take_overhead(page_tables(bytes)) {
+                mapped.iter().for_each(|other: &&Device| other.free_overhead(page_tables(bytes)));
                 return Err(error);
             }
             mapped.push(other);
@@ -89,7 +89,7 @@ driver_functions! {
         match host.get(&(pointer as usize)) {
             Some(range) if !range.owned => {
                 mapped_by(range.device, range.flags)
-                    .for_each(|device| device.give_beside(page_tables(range.bytes)));
+                    .for_each(|device| device.free_overhead(page_tables(range.bytes)));
                 host.remove(&(pointer as usize));
                 Ok(())
             }

@@ -22,7 +22,7 @@ fn create(out: *mut *mut c_void, flags: c_uint, priority: c_int) -> CallResult {
     if flags > 1 {
         return Err(code::INVALID_VALUE);
     }
-    device.take_beside(overhead::STREAM)?;
+    device.take_overhead(overhead::STREAM)?;
     let priority = priority.clamp(-5, 0);
     let stream = Stream::create(&device.health, flags, priority);
     put(out, machine().streams.insert(stream))
@@ -97,7 +97,7 @@ driver_functions! {
     /// Work that is still queued runs to its end.
     fn cuStreamDestroy_v2(handle: *mut c_void) {
         let stream = machine().streams.remove(handle)?;
-        machine().devices[stream.device].give_beside(overhead::STREAM);
+        machine().devices[stream.device].free_overhead(overhead::STREAM);
         stream.close();
         Ok(())
     }

@@ -97,7 +97,7 @@ fn join(
     let life = world.enter(rank as usize, device)?;
     let taken = {
         let device = &machine().devices[device];
-        device.load_once(LoadedCode::Nccl).and_then(|()| device.take_beside(overhead::JOINED))
+        device.load_once(LoadedCode::Nccl).and_then(|()| device.take_overhead(overhead::JOINED))
     };
     taken.map_err(|_| UNHANDLED_CUDA_ERROR)?;
     let joined = Arc::new(Comm::new(world, rank as usize, device, life));

@@ -123,11 +123,11 @@ impl RemoteRank {
     /// Number of ranks that have joined, and the world's error.
     pub(super) fn state(&self, life: &RankConnection) -> (usize, c_int) {
         let all = [self.ranks as u64, 0];
-        let asked = connect(&self.id).and_then(|mut stream| {
+        let answer = connect(&self.id).and_then(|mut stream| {
             let sent = stream.write_all(&request(STATE, &self.id, &all));
             sent.and_then(|()| numbers::<2>(&mut stream)).map_err(|_| REMOTE_ERROR)
         });
-        match asked {
+        match answer {
             Ok([joined, error]) if !life.is_over() => (joined as usize, error as c_int),
             _ => (0, REMOTE_ERROR),
         }

@@ -189,7 +189,7 @@ impl Drop for Comm {
         let bytes = overhead::JOINED
             + if small { overhead::CONNECTED } else { 0 }
             + if large { overhead::CONNECTED_LARGE } else { 0 };
-        machine().devices[self.device].give_beside(bytes);
+        machine().devices[self.device].free_overhead(bytes);
     }
 }
 
@@ -230,7 +230,7 @@ impl Comm {
             [(true, overhead::CONNECTED), (bytes > overhead::LARGE, overhead::CONNECTED_LARGE)];
         for (done, (wanted, bytes)) in connected.iter_mut().zip(wanted) {
             if wanted && !*done {
-                device.take_beside(bytes)?;
+                device.take_overhead(bytes)?;
                 *done = true;
             }
         }

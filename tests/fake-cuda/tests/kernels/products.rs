@@ -25,15 +25,15 @@ fn rounding_before_bias(bias: Tensor) -> f64 {
 /// Checks matmuls bit for bit. Sums of few multiples of 1/128 are exact, so D is rounded once.
 fn check_products() {
     let of_types = VALUES.iter().flat_map(|of| [(*of, *of), (*of, Dtype::F32)]);
-    for ((of, to), ((m, k, n), [a_turned, b_turned])) in
+    for ((of, to), ((m, k, n), [a_transposed, b_transposed])) in
         of_types.flat_map(|types| SHAPES.map(|shape| (types, shape)))
     {
         let mut rig = Rig::new(usize::from(m % 2 == 1));
-        let mut operand = |(rows, cols), turned: bool, seed| match turned {
+        let mut operand = |(rows, cols), transposed: bool, seed| match transposed {
             true => rig.put_noise(of, (cols, rows), seed).t(),
             false => rig.put_noise(of, (rows, cols), seed),
         };
-        let (a, b) = (operand((m, k), a_turned, 1), operand((k, n), b_turned, 2));
+        let (a, b) = (operand((m, k), a_transposed, 1), operand((k, n), b_transposed, 2));
         let (c, bias) = (rig.put_noise(to, (m, n), 3), rig.put_noise(to, (1, n), 4));
         let mut pair = rig.open();
         for add in [false, true] {
@@ -82,8 +82,8 @@ fn products_have_epilogues() {
     }
     let cache = tempfile::tempdir().expect("a folder");
     let cache = cache.path().to_str().expect("a path in UTF-8");
-    let there = [("ONEBOX_REAL_GPU", "1"), ("XDG_CACHE_HOME", cache)];
-    let _ = in_child("products::products_have_epilogues", &there, check_epilogues);
+    let variables = [("ONEBOX_REAL_GPU", "1"), ("XDG_CACHE_HOME", cache)];
+    let _ = in_child("products::products_have_epilogues", &variables, check_epilogues);
 }
 
 #[test]
@@ -94,7 +94,10 @@ fn products_replace_what_is_there_or_add_to_it() {
     let cache = tempfile::tempdir().expect("a folder");
     let cache = cache.path().to_str().expect("a path in UTF-8");
     // The rig opens the first GPU that the driver has: here the stand-in's.
-    let there = [("ONEBOX_REAL_GPU", "1"), ("XDG_CACHE_HOME", cache)];
-    let _ =
-        in_child("products::products_replace_what_is_there_or_add_to_it", &there, check_products);
+    let variables = [("ONEBOX_REAL_GPU", "1"), ("XDG_CACHE_HOME", cache)];
+    let _ = in_child(
+        "products::products_replace_what_is_there_or_add_to_it",
+        &variables,
+        check_products,
+    );
 }

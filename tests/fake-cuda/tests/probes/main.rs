@@ -31,10 +31,10 @@ fn small() -> bool {
 fn probe(name: &str, variables: &[(&str, &str)], figures: usize, body: impl FnOnce()) {
     if std::env::var_os("ONEBOX_REAL_GPU").is_some() {
         body();
-    } else if let Some(said) = in_child(name, variables, body) {
-        let found = said.lines().filter(|line| line.starts_with("figure ")).count();
-        assert!(found >= figures, "{found} figures, not {figures}:\n{said}");
-        assert!(!said.contains(" note="), "something could not be measured:\n{said}");
+    } else if let Some(output) = in_child(name, variables, body) {
+        let found = output.lines().filter(|line| line.starts_with("figure ")).count();
+        assert!(found >= figures, "{found} figures, not {figures}:\n{output}");
+        assert!(!output.contains(" note="), "something could not be measured:\n{output}");
     }
 }
 

@@ -182,7 +182,7 @@ type TypedShape = (Dtype, (usize, usize));
 
 /// Types and shapes of qkv, table, gains, raw and the gradients of gains. Key-value heads are a
 /// quarter of the query heads.
-fn turned(seq_len: usize) -> ([TypedShape; 7], Heads) {
+fn rotary_tensors(seq_len: usize) -> ([TypedShape; 7], Heads) {
     let (rows, cols, _, count, _) = sizes();
     let (dim, kv_count) = (cols / count, (count / 4).max(1));
     let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
@@ -194,7 +194,7 @@ fn turned(seq_len: usize) -> ([TypedShape; 7], Heads) {
 
 fn rotary(plan: &mut Plan, normed: bool) -> OpSets {
     let (.., seq_len) = sizes();
-    let (tensors, heads) = turned(seq_len);
+    let (tensors, heads) = rotary_tensors(seq_len);
     on_sets(plan, tensors, 4, |[qkv, table, q_gain, k_gain, raw, ..]| {
         let norm = normed.then_some(HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 });
         Op::Rotary { qkv, table, heads, starts: None, norm }
@@ -203,7 +203,7 @@ fn rotary(plan: &mut Plan, normed: bool) -> OpSets {
 
 fn rotary_backward(plan: &mut Plan, normed: bool) -> OpSets {
     let (.., seq_len) = sizes();
-    let (tensors, heads) = turned(seq_len);
+    let (tensors, heads) = rotary_tensors(seq_len);
     on_sets(plan, tensors, 5, |[d_qkv, table, q_gain, k_gain, raw, d_q, d_k]| {
         let grads = HeadNormGrads { q_gain: d_q, k_gain: d_k };
         let norm = normed.then_some((HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 }, grads));

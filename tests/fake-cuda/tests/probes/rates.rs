@@ -140,7 +140,7 @@ pub(crate) fn products() {
             };
             for bias in [false, true].into_iter().filter(|bias| !bias || takes_bias) {
                 let what = format!("name={name} kind={kind} type={dtype:?} bias={bias}");
-                let told = match bench.rate(shape, bias) {
+                let figure = match bench.rate(shape, bias) {
                     Ok(tflops) => format!("tflops={tflops:.2}"),
                     Err(why) => {
                         // A rank that failed runs nothing more.
@@ -148,7 +148,7 @@ pub(crate) fn products() {
                         format!("note={why}")
                     }
                 };
-                eprintln!("figure product {what} m={m} n={n} k={k} {told}");
+                eprintln!("figure product {what} m={m} n={n} k={k} {figure}");
             }
         }
         let _ = bench.dev.finish();
@@ -172,12 +172,12 @@ fn products_of_fp8(shapes: &[Shape]) {
         [a, b, scale].into_iter().for_each(|t| fill(&dev, t));
         let op = Op::ScaledGemm { a, b: b.t(), c, bias: None, scales: [scale; 2] };
         let flops = op.flops();
-        let told = match seconds(&dev, runs_of(flops), &|_| op.clone()) {
+        let figure = match seconds(&dev, runs_of(flops), &|_| op.clone()) {
             Ok(seconds) => format!("tflops={:.2}", flops / seconds / 1e12),
             Err(why) => format!("note={why}"),
         };
         eprintln!(
-            "figure product name={name} kind=forward type=E4m3 bias=false m={m} n={n} k={k} {told}"
+            "figure product name={name} kind=forward type=E4m3 bias=false m={m} n={n} k={k} {figure}"
         );
         let _ = dev.finish();
     }
@@ -242,7 +242,7 @@ pub(crate) fn ops() {
         }
         let (bytes, flops) = (made.ops[0].bytes() as f64, made.ops[0].flops());
         let runs = if small() { 1 } else { 40 };
-        let told = match seconds(&dev, runs, &|i| made.ops[i % made.ops.len()].clone()) {
+        let figure = match seconds(&dev, runs, &|i| made.ops[i % made.ops.len()].clone()) {
             Ok(seconds) => {
                 let (rate, ceiling) = match flops > 0.0 {
                     true => (
@@ -257,7 +257,7 @@ pub(crate) fn ops() {
             }
             Err(why) => format!("note={why}"),
         };
-        eprintln!("figure op name={} kind={} {told}", case.name, case.kind);
+        eprintln!("figure op name={} kind={} {figure}", case.name, case.kind);
         let _ = dev.finish();
     }
 }

@@ -262,12 +262,12 @@ fn a_matrix_beside_the_product_is_refused_where_the_epilogue_has_none() {
         let handle = result::create_handle().unwrap();
         let preference = result::create_matmul_pref().unwrap();
         let layout = layout(Type::CUDA_R_16F, 8, 8, 1);
-        let find = |epilogue: Epilogue, beside: [u64; 2]| {
+        let find = |epilogue: Epilogue, auxiliary: [u64; 2]| {
             let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
             let desc = result::create_matmul_desc(compute, Type::CUDA_R_32F).unwrap();
             set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue);
-            set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &beside[0]);
-            set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &beside[1]);
+            set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &auxiliary[0]);
+            set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &auxiliary[1]);
             // SAFETY: every handle is live, and nothing is computed.
             let found = unsafe {
                 result::get_matmul_algo_heuristic(

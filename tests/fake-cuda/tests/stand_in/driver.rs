@@ -346,7 +346,10 @@ fn timing_events_measure() {
 }
 
 /// Enqueues work that waits for nothing, while another stream waits for a flag of the host.
-fn beside_a_waiting_stream(device: usize, streams: usize) -> (CudaEvent, &'static AtomicU32) {
+fn event_next_to_a_waiting_stream(
+    device: usize,
+    streams: usize,
+) -> (CudaEvent, &'static AtomicU32) {
     let context = CudaContext::new(device).unwrap();
     let streams: Vec<_> = (0..streams).map(|_| context.new_stream().unwrap()).collect();
     let (flag, address) = flag(&context);
@@ -371,19 +374,19 @@ fn streams_that_share_a_hardware_queue_wait_for_each_other() {
         ("FAKECUDA_DEVICES", "2"),
     ];
     in_child(name, &variables, || {
-        let (behind, flag) = beside_a_waiting_stream(0, 4);
-        never(|| behind.is_complete());
+        let (shared_queue, flag) = event_next_to_a_waiting_stream(0, 4);
+        never(|| shared_queue.is_complete());
         flag.store(1, SeqCst);
-        behind.synchronize().unwrap();
-        let (beside, flag) = beside_a_waiting_stream(1, 3);
-        beside.synchronize().unwrap();
+        shared_queue.synchronize().unwrap();
+        let (own_queue, flag) = event_next_to_a_waiting_stream(1, 3);
+        own_queue.synchronize().unwrap();
         flag.store(1, SeqCst);
     });
 }
 
 /// Runs two threads: one is blocked in a full queue, the other queries an event of another stream.
 /// `look` gets whether the query has returned, before the queue moves.
-fn ask_beside_a_full_queue(look: impl FnOnce(&AtomicBool)) {
+fn query_during_a_full_queue(look: impl FnOnce(&AtomicBool)) {
     let context = CudaContext::new(0).unwrap();
     let (full, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let done = other.record_event(None).unwrap();
@@ -391,7 +394,7 @@ fn ask_beside_a_full_queue(look: impl FnOnce(&AtomicBool)) {
     let (flag, address) = flag(&context);
     hold(&full, address);
     let event = context.new_event(None).unwrap();
-    let (asked, recorded) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let (returned, recorded) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..20 {
@@ -403,11 +406,11 @@ fn ask_beside_a_full_queue(look: impl FnOnce(&AtomicBool)) {
         while fake_cuda::stats().unwrap().blocked == 0 || recorded.load(SeqCst) < 16 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        scope.spawn(|| asked.store(done.is_complete(), SeqCst));
-        look(&asked);
+        scope.spawn(|| returned.store(done.is_complete(), SeqCst));
+        look(&returned);
         flag.store(1, SeqCst);
     });
-    assert!(asked.load(SeqCst));
+    assert!(returned.load(SeqCst));
 }
 
 #[test]
@@ -415,7 +418,7 @@ fn a_full_queue_holds_up_who_asks_for_an_event() {
     let name = "driver::a_full_queue_holds_up_who_asks_for_an_event";
     let variables = [("FAKECUDA_QUEUE", "16"), ("FAKECUDA_BLOCKING", "1")];
     in_child(name, &variables, || {
-        ask_beside_a_full_queue(|asked| never(|| asked.load(SeqCst)));
+        query_during_a_full_queue(|returned| never(|| returned.load(SeqCst)));
     });
 }
 
@@ -423,8 +426,8 @@ fn a_full_queue_holds_up_who_asks_for_an_event() {
 fn a_full_queue_holds_up_launches_alone_unless_asked_for() {
     let name = "driver::a_full_queue_holds_up_launches_alone_unless_asked_for";
     in_child(name, &[("FAKECUDA_QUEUE", "16")], || {
-        ask_beside_a_full_queue(|asked| {
-            while !asked.load(SeqCst) {
+        query_during_a_full_queue(|returned| {
+            while !returned.load(SeqCst) {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });

@@ -6,10 +6,10 @@ mod common;
 #[path = "../common/ranks.rs"]
 mod ranks;
 
-mod beside;
 mod blaslt;
 mod driver;
 mod failures;
 mod interpreter;
 mod nccl;
+mod overhead;
 mod processes;

@@ -59,11 +59,11 @@ fn collectives_of_two_processes_do_what_their_names_say() {
             let r = rank as f32;
             sums_and_gathers(rank, &stream, &comm);
             for root in [1, 3] {
-                let mut told = stream.clone_htod(&[r + 0.5]).unwrap();
-                comm.broadcast_in_place(&mut told, root).unwrap();
-                assert_eq!(stream.clone_dtoh(&told).unwrap(), [root as f32 + 0.5]);
+                let mut received = stream.clone_htod(&[r + 0.5]).unwrap();
+                comm.broadcast_in_place(&mut received, root).unwrap();
+                assert_eq!(stream.clone_dtoh(&received).unwrap(), [root as f32 + 0.5]);
                 let mut sum = stream.alloc_zeros::<f32>(1).unwrap();
-                comm.reduce(&told, Some(&mut sum), &ReduceOp::Sum, root).unwrap();
+                comm.reduce(&received, Some(&mut sum), &ReduceOp::Sum, root).unwrap();
                 let expected = if rank as i32 == root { 4.0 * (root as f32 + 0.5) } else { 0.0 };
                 assert_eq!(stream.clone_dtoh(&sum).unwrap(), [expected]);
             }

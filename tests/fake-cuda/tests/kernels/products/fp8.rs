@@ -90,10 +90,10 @@ fn scaled_products_are_those_of_the_cpu_backend() {
     }
     let cache = tempfile::tempdir().expect("a folder");
     let cache = cache.path().to_str().expect("a path in UTF-8");
-    let there = [("ONEBOX_REAL_GPU", "1"), ("XDG_CACHE_HOME", cache), ("FAKECUDA_SM", "90")];
+    let variables = [("ONEBOX_REAL_GPU", "1"), ("XDG_CACHE_HOME", cache), ("FAKECUDA_SM", "90")];
     let _ = in_child(
         "products::fp8::scaled_products_are_those_of_the_cpu_backend",
-        &there,
+        &variables,
         check_products,
     );
 }

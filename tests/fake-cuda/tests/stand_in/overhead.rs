@@ -15,8 +15,8 @@ use std::ffi::c_void;
 const MIB: u64 = 1 << 20;
 const PORTABLE: u32 = 1;
 
-fn beside(device: i32) -> u64 {
-    fake_cuda::memory_use(device).unwrap().beside
+fn overhead(device: i32) -> u64 {
+    fake_cuda::memory_use(device).unwrap().overhead
 }
 
 fn free() -> u64 {
@@ -28,32 +28,36 @@ fn free() -> u64 {
 
 #[test]
 fn context_and_products_take_memory_on_v100() {
-    in_child("beside::context_and_products_take_memory_on_v100", &[("FAKECUDA_SM", "70")], || {
-        let context = CudaContext::new(0).unwrap();
-        context.bind_to_thread().unwrap();
-        assert!(beside(0) >= 300 * MIB, "{}", beside(0));
-        let before = free();
-        let handle = blaslt::create_handle().unwrap();
-        assert_eq!(before - free(), 97 * MIB);
-        // SAFETY: the handle is live, and not used again.
-        unsafe { blaslt::destroy_handle(handle) }.unwrap();
-        // The code stays loaded; another handle uses no memory.
-        blaslt::create_handle().unwrap();
-        assert_eq!(before - free(), 97 * MIB);
-    });
+    in_child(
+        "overhead::context_and_products_take_memory_on_v100",
+        &[("FAKECUDA_SM", "70")],
+        || {
+            let context = CudaContext::new(0).unwrap();
+            context.bind_to_thread().unwrap();
+            assert!(overhead(0) >= 300 * MIB, "{}", overhead(0));
+            let before = free();
+            let handle = blaslt::create_handle().unwrap();
+            assert_eq!(before - free(), 97 * MIB);
+            // SAFETY: the handle is live, and not used again.
+            unsafe { blaslt::destroy_handle(handle) }.unwrap();
+            // The code stays loaded; another handle uses no memory.
+            blaslt::create_handle().unwrap();
+            assert_eq!(before - free(), 97 * MIB);
+        },
+    );
 }
 
 #[test]
 fn products_take_more_on_h100_and_nothing_is_taken_where_it_is_not_there() {
-    let name = "beside::products_take_more_on_h100_and_nothing_is_taken_where_it_is_not_there";
+    let name = "overhead::products_take_more_on_h100_and_nothing_is_taken_where_it_is_not_there";
     // Too little memory for 500 MiB of a context and 357 MiB of cuBLASLt's code.
     let memory = (850 * MIB).to_string();
     in_child(name, &[("FAKECUDA_SM", "90"), ("FAKECUDA_MEMORY", &memory)], || {
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();
-        let before = beside(0);
+        let before = overhead(0);
         blaslt::create_handle().unwrap_err();
-        assert_eq!(beside(0), before);
+        assert_eq!(overhead(0), before);
         let stream = context.new_stream().unwrap();
         assert!(stream.alloc_zeros::<u8>(400 << 20).is_err());
     });
@@ -62,26 +66,26 @@ fn products_take_more_on_h100_and_nothing_is_taken_where_it_is_not_there() {
 /// 64 MiB have 16,384 pages, with 8 bytes each in every context that maps the memory.
 #[test]
 fn page_tables_lie_in_each_context_that_maps_host_memory() {
-    let name = "beside::page_tables_lie_in_each_context_that_maps_host_memory";
+    let name = "overhead::page_tables_lie_in_each_context_that_maps_host_memory";
     in_child(name, &[("FAKECUDA_DEVICES", "2")], || {
         let other = CudaContext::new(1).unwrap();
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();
-        let before = [beside(0), beside(1)];
+        let before = [overhead(0), overhead(1)];
         let mut host = vec![0u8; 64 << 20];
         let start: *mut c_void = host.as_mut_ptr().cast();
         let register = |flags: u32| {
             // SAFETY: `host` outlives the registration, which is ended here.
             unsafe {
                 sys::cuMemHostRegister_v2(start, 64 << 20, flags).result().unwrap();
-                let taken = [beside(0) - before[0], beside(1) - before[1]];
+                let taken = [overhead(0) - before[0], overhead(1) - before[1]];
                 sys::cuMemHostUnregister(start).result().unwrap();
                 taken
             }
         };
         assert_eq!(register(0), [8 * 16_384, 0]);
         assert_eq!(register(PORTABLE), [8 * 16_384; 2]);
-        assert_eq!([beside(0), beside(1)], before);
+        assert_eq!([overhead(0), overhead(1)], before);
         drop(other);
     });
 }
@@ -89,7 +93,7 @@ fn page_tables_lie_in_each_context_that_maps_host_memory() {
 /// For other contexts, memory that one context has pinned is pageable: a copy blocks.
 #[test]
 fn host_memory_is_pinned_for_the_context_that_registered_it() {
-    let name = "beside::host_memory_is_pinned_for_the_context_that_registered_it";
+    let name = "overhead::host_memory_is_pinned_for_the_context_that_registered_it";
     in_child(name, &[("FAKECUDA_DEVICES", "2")], || {
         let contexts = [0, 1].map(|device| CudaContext::new(device).unwrap());
         let mut host = vec![0u8; 4096];
@@ -121,7 +125,7 @@ fn host_memory_is_pinned_for_the_context_that_registered_it() {
 
 #[test]
 fn nccl_connects_at_the_first_collective_of_each_size() {
-    let name = "beside::nccl_connects_at_the_first_collective_of_each_size";
+    let name = "overhead::nccl_connects_at_the_first_collective_of_each_size";
     in_child(name, &[("FAKECUDA_SM", "70")], || {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
@@ -160,7 +164,7 @@ fn nccl_connects_at_the_first_collective_of_each_size() {
 
 #[test]
 fn accounted_memory_has_addresses_and_no_bytes() {
-    let name = "beside::accounted_memory_has_addresses_and_no_bytes";
+    let name = "overhead::accounted_memory_has_addresses_and_no_bytes";
     let variables = [("FAKECUDA_ACCOUNTING", "1"), ("FAKECUDA_MEMORY", "40000000000000")];
     in_child(name, &variables, || {
         let context = CudaContext::new(0).unwrap();
@@ -183,7 +187,7 @@ fn accounted_memory_has_addresses_and_no_bytes() {
 
 #[test]
 fn libraries_of_a_later_major_than_the_drivers_fail() {
-    let name = "beside::libraries_of_a_later_major_than_the_drivers_fail";
+    let name = "overhead::libraries_of_a_later_major_than_the_drivers_fail";
     let versions = [("FAKECUDA_DRIVER", "12040"), ("FAKECUDA_CUBLASLT", "130000")];
     in_child(name, &versions, || {
         CudaContext::new(0).unwrap().bind_to_thread().unwrap();
