@@ -35,7 +35,7 @@ impl ActivationCheckpoints {
             shape.partition_checkpoints || (home != CheckpointHome::Device && !shape.sequence);
         let parts = if deal { shape.tp_size } else { 1 };
         let all_whole = parts == 1 && home == CheckpointHome::Device;
-        let kept = if all_whole || home == CheckpointHome::None {
+        let share_count = if all_whole || home == CheckpointHome::None {
             0
         } else {
             shape.layers.saturating_sub(1)
@@ -55,7 +55,7 @@ impl ActivationCheckpoints {
             CheckpointHome::Host | CheckpointHome::HostBlocking => (Arena::Pinned, STAGING),
         };
         let share = |l| tensor(at, format!("{x}.{l}.share"), (1, rows * c / parts));
-        Self { whole, shares: (0..kept).map(share).collect(), parts, home }
+        Self { whole, shares: (0..share_count).map(share).collect(), parts, home }
     }
 
     /// (rows, C): x[l], while it is complete.

@@ -84,8 +84,8 @@ impl Attention {
             let table = table.map(|table| table.rows(new.first..new.first + new.count));
             let pass = AttentionContext { heads, dropout: Dropout::NONE, table, starts: None };
             self.rotate(dev, shape, saved, pass);
-            let kept = cache.rows(layer, new.sample, new.first..new.first + new.count);
-            dev.submit(Compute, Op::LastColumns { x: saved.qkv, y: kept });
+            let cache_rows = cache.rows(layer, new.sample, new.first..new.first + new.count);
+            dev.submit(Compute, Op::LastColumns { x: saved.qkv, y: cache_rows });
             if new.first == 0 {
                 let AttentionActivations { qkv, out, lse, .. } = saved;
                 let (starts, dropout) = (None, Dropout::NONE);

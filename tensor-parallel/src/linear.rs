@@ -11,7 +11,7 @@ pub(crate) struct Fp8Operands {
     input: Tensor,       // E4m3, (B T) by the widest input; also transposed
     weight: Tensor,      // E4m3, the longest weight; also transposed
     gradient: Tensor,    // E5m2, (B T) by the widest output
-    turned: Tensor,      // the same transposed
+    transposed: Tensor,  // the same transposed
     maxima: Tensor,      // F32, largest magnitudes of the gradient
     scales: [Tensor; 3], // F32, of input, weight, gradient
 }
@@ -48,7 +48,7 @@ impl Fp8Operands {
             input: one("input", Dtype::E4m3, tokens * c.max(heads).max(ffn)),
             weight: one("weight", Dtype::E4m3, c * qkv.max(inner).max(heads).max(ffn)),
             gradient: one("gradient", Dtype::E5m2, tokens * widest_output),
-            turned: one("turned_gradient", Dtype::E5m2, tokens * widest_output),
+            transposed: one("turned_gradient", Dtype::E5m2, tokens * widest_output),
             maxima: one("gradient_maxima", Dtype::F32, MAXIMA),
             scales: ["input", "weight", "gradient"]
                 .map(|name| one(&format!("{name}_scale"), Dtype::F32, 1)),
@@ -126,7 +126,7 @@ impl Linear {
         };
         let ((m, n), [_, of_weight, of_d]) = (d.shape(), fp8.scales);
         let a = fp8.gradient.slice(0..m * n).reshape(m, n);
-        let turned = Some(fp8.turned.slice(0..m * n).reshape(n, m));
+        let turned = Some(fp8.transposed.slice(0..m * n).reshape(n, m));
         // The transposed copy is for the weight gradient's matmul.
         let maxima = fp8.maxima;
         dev.submit(Compute, Op::Maxima { x: d, maxima });
@@ -153,7 +153,7 @@ impl Linear {
             return;
         };
         let ((m, n), [of_x, _, of_d]) = (d.shape(), fp8.scales);
-        let a = fp8.turned.slice(0..m * n).reshape(n, m);
+        let a = fp8.transposed.slice(0..m * n).reshape(n, m);
         let b = Fp8Linear::round(dev, x, input, fp8.input, of_x, true).t();
         dev.submit(Compute, Op::ScaledGemm { a, b, c: d_weight, bias: None, scales: [of_d, of_x] });
         follow(dev, sums, d.t(), d_weight);

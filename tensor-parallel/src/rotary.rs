@@ -54,8 +54,8 @@ impl RopeScaling {
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_seq_len } => {
                 let turns = original_seq_len as f64 * frequency / std::f64::consts::TAU;
                 let share = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                let kept = share.clamp(0.0, 1.0);
-                (1.0 - kept) * frequency / factor + kept * frequency
+                let unscaled = share.clamp(0.0, 1.0);
+                (1.0 - unscaled) * frequency / factor + unscaled * frequency
             }
         }
     }
