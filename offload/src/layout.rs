@@ -127,14 +127,14 @@ fn cuts(segments: &[SegmentSpec], fraction: f64, unit: usize) -> Vec<usize> {
 /// have at most the share `fraction` of all elements after segment 0.
 fn first_speculative(segments: &[SegmentSpec], fraction: f64) -> usize {
     let len = |s: &SegmentSpec| s.params.len() as f64;
-    let behind = segments.get(1..).unwrap_or_default();
-    let most = fraction * behind.iter().map(len).sum::<f64>();
+    let candidates = segments.get(1..).unwrap_or_default();
+    let most = fraction * candidates.iter().map(len).sum::<f64>();
     let mut taken = 0.0;
     let fits = |s: &&SegmentSpec| {
         taken += len(s);
         taken <= most
     };
-    segments.len() - behind.iter().rev().take_while(fits).count()
+    segments.len() - candidates.iter().rev().take_while(fits).count()
 }
 
 /// Plans a buffer for one piece of `len` elements on the device.

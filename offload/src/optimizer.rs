@@ -190,8 +190,8 @@ impl Optimizer {
         if let Some(all) = layout.device_partials {
             // The sums of squares of speculative segments are on the host already. These segments
             // are the last, and each has a part on the host.
-            let ahead = self.work.iter().position(|w| w.norm_guard.is_some());
-            let down = ahead.filter(|_| !layout.spec.host_adds());
+            let first_speculative = self.work.iter().position(|w| w.norm_guard.is_some());
+            let down = first_speculative.filter(|_| !layout.spec.host_adds());
             let end = down.map_or(all.len(), |first| layout.segments[first].chunks.own.start);
             self.copy_partials_down(dev, 0..end);
         }
@@ -253,8 +253,8 @@ impl Optimizer {
         // The previous parameters may still be on their way up.
         dev.wait(Host, w.uploaded);
         for tile in w.pieces.iter().flat_map(PieceWork::tiles) {
-            if let Some(ahead) = &tile.speculate {
-                dev.submit_host(ahead, 0);
+            if let Some(speculation) = &tile.speculate {
+                dev.submit_host(speculation, 0);
             }
         }
     }

@@ -248,8 +248,8 @@ impl SpeculativeTile {
         let [old, new] = if old == 0.0 { [first, buffers.states] } else { [buffers.states, first] };
         let upper = match (buffers.upper, halves) {
             (None, _) | (_, UpperHalfAction::Leave) => UpperHalves::Stay,
-            (Some(kept), UpperHalfAction::Keep) => UpperHalves::Keep(host.write_as(kept)?),
-            (Some(kept), UpperHalfAction::Restore) => UpperHalves::Restore(host.write_as(kept)?),
+            (Some(upper), UpperHalfAction::Keep) => UpperHalves::Keep(host.write_as(upper)?),
+            (Some(upper), UpperHalfAction::Restore) => UpperHalves::Restore(host.write_as(upper)?),
         };
         let mut read = |t: Tensor| host.write(t).map(ViewMut::into_view);
         let old = [read(old[0])?, read(old[1])?, read(old[2])?];

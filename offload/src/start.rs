@@ -131,7 +131,7 @@ impl Optimizer {
                     let of_host = |up: Tensor| up.slice(piece.owned.clone());
                     let parameter =
                         (number == 0).then(|| store.staging().map_or_else(of_device, of_host));
-                    let kept = s.spec.params.dtype();
+                    let parameter_dtype = s.spec.params.dtype();
                     let mut targets = state.tensors();
                     // The upper half of a split master is the parameter.
                     let is_whole = targets.len() == 1;
@@ -147,7 +147,7 @@ impl Optimizer {
                             let values = &mut block[..BLOCK.min(run - at)];
                             let first = flat + first + at;
                             fill(StatePosition { segment, state: number, first }, values)?;
-                            state.store(&mut *views, kept, at, values);
+                            state.store(&mut *views, parameter_dtype, at, values);
                         }
                         Ok(())
                     })?;

@@ -97,7 +97,7 @@ impl State {
                 part.iter_mut().zip(values).for_each(|(to, x)| *to = of(*x));
                 view.store(at, part);
             };
-            let (own, behind) = views.split_at_mut(1 + usize::from(self.upper.is_some()));
+            let (own, others) = views.split_at_mut(1 + usize::from(self.upper.is_some()));
             match own {
                 [lower, upper] => {
                     put(lower, &|x| f32::from(lower_half(x)));
@@ -105,7 +105,7 @@ impl State {
                 }
                 own => own.iter_mut().for_each(|view| view.store(at, values)),
             }
-            for view in behind {
+            for view in others {
                 match parameter {
                     Dtype::Bf16 => put(view, &as_bf16_parameter),
                     _ => view.store(at, values),

@@ -160,8 +160,8 @@ pub(crate) fn segment_work(
         }
     });
     let pieces: Vec<PieceWork> = pieces.collect();
-    let ahead = || pieces.iter().filter(|piece| s.stores[piece.store].speculation.is_some());
-    let chunks = ahead().next().zip(ahead().next_back());
+    let speculative = || pieces.iter().filter(|piece| s.stores[piece.store].speculation.is_some());
+    let chunks = speculative().next().zip(speculative().next_back());
     let norm_guard = layout.predicted.zip(chunks).map(|(predicted, (first, last))| {
         let partials = layout.partials.slice(first.chunks.start..last.chunks.end);
         HostOp::new(NormGuard { predicted, partials, clip: layout.spec.clip })
@@ -222,10 +222,10 @@ impl OwnedSlice<'_> {
             Some(buffers) => HostOp::new(SpeculativeTile { tile, buffers, phase: when }),
             None => HostOp::new(tile),
         };
-        let ahead = buffers.is_some().then(|| with(adam[0].clone(), Phase::Speculate));
+        let speculate = buffers.is_some().then(|| with(adam[0].clone(), Phase::Speculate));
         let adam = adam.map(|tile| with(tile, Phase::Validate));
         let (start, updated) = (self.start, Event::default());
-        Tile { start, accumulate, adam, speculate: ahead, updated, owned: self.owned }
+        Tile { start, accumulate, adam, speculate, updated, owned: self.owned }
     }
 
     /// Makes the tasks that add micro-batches, by gradient buffer and by position.

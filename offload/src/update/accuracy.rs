@@ -75,8 +75,8 @@ impl Reference {
                 found.push(exact.p.clone());
             }
         }
-        let [early, late] = found.try_into().unwrap();
-        Self { grads, start, exact: [early, late] }
+        let [first, last] = found.try_into().unwrap();
+        Self { grads, start, exact: [first, last] }
     }
 
     /// RMS error of `weights`, relative to the RMS distance that the exact weights moved.
@@ -141,11 +141,11 @@ fn after_100_and_1000_steps_the_weights_are_near_those_of_fp64() {
         let reference = Reference::new(half);
         for path in SimdPath::available() {
             for option in [(false, false), (true, false), (false, true), (true, true)] {
-                let [early, late] = reference.errors(path, option.0, option.1);
-                println!("{path} fp16 {half} (split, bf16) {option:?}: {early:.2e} {late:.2e}");
+                let [first, last] = reference.errors(path, option.0, option.1);
+                println!("{path} fp16 {half} (split, bf16) {option:?}: {first:.2e} {last:.2e}");
                 let bound = if option.1 { 1.5e-2 } else { 3e-6 };
-                assert!(early < bound && late < bound, "{path} {option:?} {early} {late}");
-                assert!(!option.1 || late > 1e-4, "these are not bf16 moments");
+                assert!(first < bound && last < bound, "{path} {option:?} {first} {last}");
+                assert!(!option.1 || last > 1e-4, "these are not bf16 moments");
             }
         }
     }

@@ -74,8 +74,8 @@ impl UpperHalves<'_> {
     fn fits(&self, master: &ViewMut<'_>, n: usize) -> bool {
         match (self, master) {
             (Self::Stay, _) => true,
-            (Self::Keep(kept), ViewMut::U16(_)) => kept.len() == n,
-            (Self::Restore(kept), ViewMut::U16(_)) => kept.len() == n,
+            (Self::Keep(saved), ViewMut::U16(_)) => saved.len() == n,
+            (Self::Restore(saved), ViewMut::U16(_)) => saved.len() == n,
             _ => false,
         }
     }
@@ -83,10 +83,10 @@ impl UpperHalves<'_> {
     /// Saves or restores the parameters `param`.
     fn before(&mut self, param: &mut ViewMut<'_>) {
         match (self, param) {
-            (Self::Keep(kept), ViewMut::Bf16(param)) => {
-                stream(param.reinterpret_cast(), kept.reinterpret_cast_mut());
+            (Self::Keep(saved), ViewMut::Bf16(param)) => {
+                stream(param.reinterpret_cast(), saved.reinterpret_cast_mut());
             }
-            (Self::Restore(kept), ViewMut::Bf16(param)) => param.copy_from_slice(kept),
+            (Self::Restore(saved), ViewMut::Bf16(param)) => param.copy_from_slice(saved),
             _ => {}
         }
     }
@@ -94,12 +94,12 @@ impl UpperHalves<'_> {
     fn split_at(self, mid: usize) -> (Self, Self) {
         match self {
             Self::Stay => (Self::Stay, Self::Stay),
-            Self::Keep(kept) => {
-                let (first, second) = kept.split_at_mut(mid);
+            Self::Keep(saved) => {
+                let (first, second) = saved.split_at_mut(mid);
                 (Self::Keep(first), Self::Keep(second))
             }
-            Self::Restore(kept) => {
-                let (first, second) = kept.split_at(mid);
+            Self::Restore(saved) => {
+                let (first, second) = saved.split_at(mid);
                 (Self::Restore(first), Self::Restore(second))
             }
         }
