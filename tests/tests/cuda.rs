@@ -224,12 +224,12 @@ fn missing_case() {
 /// One rank is late in each step. The other ranks must not fill the launch queues meanwhile,
 /// because then the late rank could never catch up.
 fn ahead_case() {
-    let late = |rank: usize, place: FaultPoint, _: u64| {
+    let slow_rank = |rank: usize, place: FaultPoint, _: u64| {
         if (rank, place) == (1, FaultPoint::Step) {
             std::thread::sleep(Duration::from_millis(700));
         }
     };
-    let options = RunOptions { watcher: Some(Watcher::new(late)), ..RunOptions::default() };
+    let options = RunOptions { watcher: Some(Watcher::new(slow_rank)), ..RunOptions::default() };
     let sets = ["train.steps=2", "batch.micro=1", "batch.global=16"];
     let config = on_cuda(tiny(&[GRID, &sets[..]].concat()));
     let ran = try_run(&config, &options).unwrap_or_else(|e| panic!("{e}"));
@@ -278,8 +278,8 @@ fn traced_case() {
         assert!(!own.is_empty(), "nothing ran on {lane:?}");
         for (one, next) in own.iter().zip(&own[1..]) {
             // Events have a resolution of microseconds.
-            let late = one.end.saturating_sub(next.start);
-            assert!(late < Duration::from_micros(20), "{lane:?}: {one:?} ends behind {next:?}");
+            let overlap = one.end.saturating_sub(next.start);
+            assert!(overlap < Duration::from_micros(20), "{lane:?}: {one:?} ends behind {next:?}");
         }
     }
     let gemms = spans.iter().filter(|span| span.name == "gemm").count();

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A collective and its tensors. Each rank writes `x` directly before the collective, copies `x` to
-/// `kept` directly after it, and then clears `x`. A rank that reads its peers too early misses
+/// `copy_of_x` directly after it, and then clears `x`. A rank that reads its peers too early misses
 /// their values, and a rank that reads too late finds zeros.
 struct Round {
     op: Op,
     source: Tensor,
     x: Tensor,
-    kept: Tensor,
+    copy_of_x: Tensor,
 }
 
 impl Round {
@@ -25,7 +25,7 @@ impl Round {
         dev.wait(lane, dev.record(Lane::Compute));
         dev.submit(lane, self.op.clone());
         dev.wait(Lane::Compute, dev.record(lane));
-        copy(self.x, self.kept).into_iter().for_each(|op| dev.submit(Lane::Compute, op));
+        copy(self.x, self.copy_of_x).into_iter().for_each(|op| dev.submit(Lane::Compute, op));
         dev.submit(Lane::Compute, Op::Zero { x: self.x });
     }
 }
@@ -46,8 +46,8 @@ fn case(group: Group, ranks: usize) -> Case {
                 plan.tensor(at, "t", dtype, (1, n + 1)).slice(1..n + 1)
             };
             let mut round = |op: &dyn Fn(Tensor) -> Op| {
-                let [source, x, kept] = [tensor(), tensor(), tensor()];
-                rounds.push(Round { op: op(x), source, x, kept });
+                let [source, x, copy_of_x] = [tensor(), tensor(), tensor()];
+                rounds.push(Round { op: op(x), source, x, copy_of_x });
             };
             round(&|x| Op::AllReduce { x, group, reduce: Reduction::Sum });
             round(&|x| Op::AllReduce { x, group, reduce: Reduction::Max });
@@ -78,11 +78,11 @@ fn results(
         }
         case.rounds.iter().for_each(|round| round.submit(&dev, lane));
         dev.sync_all().unwrap();
-        let read = |Round { op, kept, .. }: &Round| {
+        let read = |Round { op, copy_of_x, .. }: &Round| {
             let whole = !matches!(op, Op::ReduceScatter { .. });
-            let kept = if whole { *kept } else { kept.shard(me, size) };
-            let mut values = vec![0.0; kept.len()];
-            dev.read(kept, &mut values).unwrap();
+            let copy_of_x = if whole { *copy_of_x } else { copy_of_x.shard(me, size) };
+            let mut values = vec![0.0; copy_of_x.len()];
+            dev.read(copy_of_x, &mut values).unwrap();
             values
         };
         let values = case.rounds.iter().map(read).collect();

@@ -132,9 +132,9 @@ pub(super) fn modes() {
     no_bit_changes(&with(&together, &[blocks]), &[one, two], &in_process());
     let untied = ["model.family=Llama", "model.tied=false", blocks, "precision=Fp32"];
     no_bit_changes(&with(&together, &untied), &[two], &RunOptions::default());
-    let late = with(&small, &with(DELAYED, &["train.steps=4", "precision=Fp32"]));
-    near(&late, &[&[]], &[in_process()], limit("Fp32"));
-    no_bit_changes(&late, &[PLACES[3], PLACES[4], PIECES[1], &[]], &in_process());
+    let delayed = with(&small, &with(DELAYED, &["train.steps=4", "precision=Fp32"]));
+    near(&delayed, &[&[]], &[in_process()], limit("Fp32"));
+    no_bit_changes(&delayed, &[PLACES[3], PLACES[4], PIECES[1], &[]], &in_process());
 }
 
 /// With `reduce_fp32`, the sums of NCCL equal the in-process sums, which are fp32 in rank order and

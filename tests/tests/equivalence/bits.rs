@@ -60,10 +60,10 @@ fn split_masters_are_the_fp32_ones_over_whole_runs() {
         let blocking = with(&sets, &["offload.update=Serial", "offload.transfer=Blocking"]);
         assert_no_bit_changes(&blocking, &[&["offload.master=Split"]]);
         if i % 2 == 0 {
-            let late = with(&sets, &["offload.update=Delayed(after_step: 1)"]);
+            let delayed = with(&sets, &["offload.update=Delayed(after_step: 1)"]);
             let split = "offload.optimizer=Split(device_fraction: 0.4)";
             assert_no_bit_changes(
-                &late,
+                &delayed,
                 &[&["offload.master=Split"], &["offload.master=Split", split]],
             );
         }
@@ -88,9 +88,9 @@ fn what_only_moves_work_changes_no_bit_of_small_moments() {
         assert_ne!(wide.outcome.state_hash, narrow.outcome.state_hash, "{layout:?}");
     }
     // A delayed update uses the random bits of the step of its gradient.
-    let late = with(LAYOUTS[0], &["offload.update=Delayed(after_step: 1)", "precision=Bf16"]);
+    let delayed = with(LAYOUTS[0], &["offload.update=Delayed(after_step: 1)", "precision=Bf16"]);
     assert_no_bit_changes(
-        &with(&with(BASE, &late), &["offload.moments=Bf16"]),
+        &with(&with(BASE, &delayed), &["offload.moments=Bf16"]),
         &[
             &["offload.accumulate=Host", "offload.master=Split", "device.threads=3"],
             &["offload.bucket_elements=9000", "offload.tile_elements=2500"],
@@ -314,8 +314,8 @@ fn a_first_forward_of_several_micro_batches_together_changes_no_bit() {
     assert_no_bit_changes(&one, &[&["offload.first_forward=2"]]);
     let shares = with(&base, &["parallel.tensor=2", "partition_checkpoints=true"]);
     assert_no_bit_changes(&shares, &[&["offload.first_forward=3"], &["offload.first_forward=8"]]);
-    let late = with(&base, &["offload.update=Delayed(after_step: 1)", "parallel.data=2"]);
-    assert_no_bit_changes(&late, &[&["offload.first_forward=3"]]);
+    let delayed = with(&base, &["offload.update=Delayed(after_step: 1)", "parallel.data=2"]);
+    assert_no_bit_changes(&delayed, &[&["offload.first_forward=3"]]);
     let options = with_delays(40);
     let ran = run_with(&with(&shares, &["offload.first_forward=3"]), &options);
     assert_same_bits(&run_sets(&shares), &ran, "random delays");

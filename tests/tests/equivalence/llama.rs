@@ -311,10 +311,10 @@ fn when_and_where_the_update_runs_changes_no_bit() {
         }
         // A delayed update first replaces the last-read tensors, such as the output projection.
         let delayed = "offload.update=Delayed(after_step: 2)";
-        let late = some(delayed, &[]);
-        assert_ne!(late, overlapped);
+        let of_delayed = some(delayed, &[]);
+        assert_ne!(of_delayed, overlapped);
         for more in ["offload.lookahead=4", "offload.tile_elements=1024", "host_checkpoints=true"] {
-            assert_eq!(some(delayed, &[more]), late, "{model} {more}");
+            assert_eq!(some(delayed, &[more]), of_delayed, "{model} {more}");
         }
     }
 }
@@ -380,7 +380,7 @@ fn a_folder_goes_back_as_it_came() {
             &[],
         );
         let again = again.unwrap_or_else(|e| panic!("{e}")).config.model;
-        let kept = |m: &config::ModelConfig| {
+        let shape_of = |m: &config::ModelConfig| {
             (
                 m.layers,
                 m.hidden,
@@ -393,6 +393,6 @@ fn a_folder_goes_back_as_it_came() {
                 m.qk_norm,
             )
         };
-        assert_eq!(kept(&again), kept(&config.model), "{model}");
+        assert_eq!(shape_of(&again), shape_of(&config.model), "{model}");
     }
 }

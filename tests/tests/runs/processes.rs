@@ -373,8 +373,8 @@ fn a_run_that_compares_its_evaluations_decides_alike_in_every_mode_and_number_of
         assert_eq!(best, Some((least.0, least.1.to_bits())), "{mode:?}");
         let manifests = files.iter().filter(|(name, _)| name.ends_with("MANIFEST"));
         let names: Vec<&str> = manifests.map(|(name, _)| name.as_str()).collect();
-        let kept = [least.0, least.0 + 4].map(|step| format!("step-{step:08}/MANIFEST"));
-        assert_eq!(names, kept, "{mode:?}");
+        let expected = [least.0, least.0 + 4].map(|step| format!("step-{step:08}/MANIFEST"));
+        assert_eq!(names, expected, "{mode:?}");
         for count in [2, 4] {
             let (several, in_several) = of(count);
             assert_eq!(several.outcome, one.outcome, "{mode:?}, {count} processes");

@@ -241,10 +241,10 @@ fn every_update_mode_and_placement_goes_on() {
 fn a_run_with_updates_ahead_of_the_decision_goes_on_at_every_step_and_as_serial() {
     let clipped = ["train.steps=8", "loss_scale.initial=65536", "optimizer.clip=1.3"];
     let base = with(&with(BASE, TP2_DP2), &clipped);
-    let ahead = with(&base, &["offload.update=Speculative"]);
-    at_every_step(&ahead);
+    let speculative = with(&base, &["offload.update=Speculative"]);
+    at_every_step(&speculative);
     let folder = tempfile::tempdir().unwrap();
-    let straight = run(&ahead, 3, folder.path(), None);
+    let straight = run(&speculative, 3, folder.path(), None);
     let (again, serial) = (tempfile::tempdir().unwrap(), with(&base, &["offload.update=Serial"]));
     let resumed = run(&serial, 3, again.path(), Some(open(folder.path(), 3)));
     assert_eq!(straight.outcome.state_hash, resumed.outcome.state_hash);
@@ -252,8 +252,8 @@ fn a_run_with_updates_ahead_of_the_decision_goes_on_at_every_step_and_as_serial(
 
 #[test]
 fn a_run_with_an_update_that_waits_goes_on_at_every_step() {
-    let late = ["offload.update=Delayed(after_step: 3)", "train.steps=9"];
-    at_every_step(&with(&with(BASE, TP2_DP2), &late));
+    let delayed = ["offload.update=Delayed(after_step: 3)", "train.steps=9"];
+    at_every_step(&with(&with(BASE, TP2_DP2), &delayed));
     let split =
         ["offload.update=Delayed(after_step: 0)", "offload.optimizer=Split(device_fraction: 0.4)"];
     let one_batch =
@@ -265,16 +265,16 @@ fn a_run_with_an_update_that_waits_goes_on_at_every_step() {
 #[test]
 fn an_update_that_waits_goes_to_every_layout_and_update_mode() {
     let first = tempfile::tempdir().unwrap();
-    let late = "offload.update=Delayed(after_step: 2)";
-    let trained = with(&with(BASE, TP2_DP2), &["precision=Bf16", "train.steps=5", late]);
+    let delayed = "offload.update=Delayed(after_step: 2)";
+    let trained = with(&with(BASE, TP2_DP2), &["precision=Bf16", "train.steps=5", delayed]);
     let straight = run(&trained, 5, first.path(), None);
     // From here on every gradient overflows, so that only the pending update changes the states.
     let overflow =
         with(BASE, &["loss_scale.initial=16777216", "loss_scale.floor=16777216", "train.steps=6"]);
     let layouts: [&[&str]; 6] = [
         &["parallel.data=2", "offload.update=Speculative", "offload.speculated_fraction=1"],
-        &["parallel.tensor=1", "parallel.data=4", late],
-        &["parallel.tensor=4", "offload.optimizer=Split(device_fraction: 0.3)", late],
+        &["parallel.tensor=1", "parallel.data=4", delayed],
+        &["parallel.tensor=4", "offload.optimizer=Split(device_fraction: 0.3)", delayed],
         &["offload.optimizer=Device"],
         &["parallel.data=2", "offload.accumulate=Host"],
         &["parallel.data=2", "offload.update=Serial", "offload.transfer=Blocking"],

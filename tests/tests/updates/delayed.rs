@@ -99,8 +99,8 @@ fn a_late_update_adds_gradients_of_the_parameters_of_one_step_earlier() {
         let mut parameters = vec![initial_weights(PLAIN)];
         let mut losses = Vec::new();
         for step in 1..=STEPS {
-            let late = step > after_step.max(1);
-            let used = parameters[step - 1 - usize::from(late)].clone();
+            let is_delayed = step > after_step.max(1);
+            let used = parameters[step - 1 - usize::from(is_delayed)].clone();
             let (ran, after) = one_step(&used);
             losses.push(ran.steps[0].loss);
             parameters.push(moved(&parameters[step - 1], &after, &used));
@@ -123,8 +123,8 @@ fn a_late_update_adds_gradients_of_the_parameters_of_one_step_earlier() {
 fn the_step_after_an_overflow_is_not_stale() {
     let scale = ["precision=Fp16", "loss_scale.initial=65536", "loss_scale.window=2"];
     let sets = with(&scale, &["loss_scale.hysteresis=1", "train.steps=24"]);
-    let late = delayed(1);
-    let all = with(&sets, &[&late]);
+    let delayed_once = delayed(1);
+    let all = with(&sets, &[&delayed_once]);
     let (ran, _) = plain(&all, None);
     let skipped: Vec<usize> = (3..23).filter(|k| ran.steps[k - 1].skipped).collect();
     assert!(!skipped.is_empty() && skipped.len() < 12, "{skipped:?}");

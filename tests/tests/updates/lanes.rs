@@ -111,12 +111,12 @@ fn no_tensor_parallel_op_stands_behind_a_gather_that_waits_for_adam() {
     let apart = Hardware { one_communication_stream: false, ..one.clone() };
     let [together, apart] = [one, apart].map(|hardware| on(&config, &hardware));
     assert!(together.shares_communication() && !apart.shares_communication());
-    let (overtook, late) = overtaking(&apart);
-    assert!(overtook > 0, "of {late} beside the update");
+    let (overtook, ops) = overtaking(&apart);
+    assert!(overtook > 0, "of {ops} beside the update");
     // The lane of the gathers is idle most of the time: its queue would block, not its work.
     assert!(occupancy(&apart, DpComm) < 0.1, "{}", occupancy(&apart, DpComm));
-    let (overtook, late) = overtaking(&together);
-    assert_eq!(overtook, 0, "of {late}: one stream has one order");
+    let (overtook, ops) = overtaking(&together);
+    assert_eq!(overtook, 0, "of {ops}: one stream has one order");
     let [together, apart] = [together, apart].map(|timeline| timeline.step_seconds());
     assert!(together > apart && together < 1.1 * apart, "{together} and {apart}");
 }
@@ -127,18 +127,18 @@ fn overtaking(timeline: &Timeline) -> (usize, usize) {
     let (begin, end) = timeline.window();
     let tiles = spans(timeline, adam);
     let last_tile = tiles[tiles.len() - 1].1;
-    let (mut gather, mut overtook, mut late) = (f64::NEG_INFINITY, 0, 0);
+    let (mut gather, mut overtook, mut ops) = (f64::NEG_INFINITY, 0, 0);
     for p in timeline.played(0).filter(|p| p.start >= begin && p.start < end) {
         match (p.lane, p.work.name) {
             (DpComm, "all_gather") => gather = gather.max(p.start),
             (TpComm, _) if p.start < last_tile => {
                 overtook += usize::from(p.end <= gather);
-                late += 1;
+                ops += 1;
             }
             _ => {}
         }
     }
-    (overtook, late)
+    (overtook, ops)
 }
 
 /// With parameters on the host, no op of Compute waits for a copy, except in the first blocks after
@@ -159,8 +159,8 @@ fn parameters_from_the_host_come_up_behind_computing() {
     let compute = spans(&streamed, |p| p.lane == Compute);
     let block = seconds(&copies) / 24.0;
     let pauses = compute.windows(2).map(|pair| pair[1].0 - pair[0].1);
-    let behind = pauses.skip(compute.len() / 4).fold(0.0, f64::max);
-    assert!(behind < 0.5 * block, "{behind} of {block}");
+    let longest_wait = pauses.skip(compute.len() / 4).fold(0.0, f64::max);
+    assert!(longest_wait < 0.5 * block, "{longest_wait} of {block}");
     // One micro-batch with a sixteenth of the tokens is too short to hide the copies.
     let few = ["batch.micro=1", "model.seq_len=512", none[0], none[1]];
     let few = on(&described("llama3-70b-one-gpu.ron", "batch.global=1", &few).0, &hardware);

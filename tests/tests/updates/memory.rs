@@ -300,12 +300,12 @@ fn a_delayed_update_takes_the_bytes_of_one_more_gradient_and_a_split_moves_state
         let aligned = built.plan.entries().len() as u64 * 256;
         (bytes.map(|b| b as i64), owned as i64, aligned as i64)
     };
-    let late = "offload.update=Delayed(after_step: 40)";
+    let delayed_update = "offload.update=Delayed(after_step: 40)";
     // The pending gradient has 16 bits with one micro-batch, and is an fp32 sum otherwise.
     for (batch, sum, each) in [(2, "Auto", 2), (8, "Device", 4), (8, "Host", 4)] {
         let sum = format!("offload.accumulate={sum}");
         let (exact, owned, _) = with(batch, &[&sum]);
-        let (delayed, _, slack) = with(batch, &[&sum, late]);
+        let (delayed, _, slack) = with(batch, &[&sum, delayed_update]);
         let more = delayed[0] - exact[0] - each * owned;
         assert!((0..=slack).contains(&more), "{sum}: {more} bytes more than {each} each");
         assert!((0..=slack).contains(&(delayed[1] - exact[1])), "{sum}: the device pays");

@@ -169,13 +169,14 @@ fn ahead_of_a_gather(slow: (&'static str, u32)) -> usize {
     let spans = traced_with(&["parallel.tensor=2", "parallel.data=2", "batch.micro=2"], slow);
     let forward = first_block_done(&spans);
     // This gather is queued on DpComm before block 0's forward pass, and waits for the host.
-    let ahead = format!("block.{}.params", LOOKAHEAD - 1);
+    let gathered = format!("block.{}.params", LOOKAHEAD - 1);
     let adam = adam_of(&spans, LOOKAHEAD - 1);
     let gathers: Vec<&Span> = spans.iter().filter(|s| s.name == "all_gather").collect();
     let early = |k: &usize| {
         let k = *k;
         let last_tile = adam[k][adam[k].len() - 1];
-        let gather = gathers.iter().find(|s| s.wrote == ahead && s.start >= last_tile.end).unwrap();
+        let gather =
+            gathers.iter().find(|s| s.wrote == gathered && s.start >= last_tile.end).unwrap();
         let mut sums = spans.iter().filter(|s| {
             let is = s.lane == Lane::TpComm && s.name == "all_reduce" && s.wrote == "partial";
             is && forward[k].end < s.start && s.end <= forward[k + 1].start

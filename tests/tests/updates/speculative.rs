@@ -41,7 +41,7 @@ const LAYOUTS: [&[&str]; 11] = [
 ];
 
 /// Outcomes of the speculative updates, by step.
-fn ahead(ran: &RunRecord) -> Vec<SpeculationOutcome> {
+fn outcomes_by_step(ran: &RunRecord) -> Vec<SpeculationOutcome> {
     ran.steps.iter().map(|step| step.ahead).collect()
 }
 
@@ -69,7 +69,7 @@ fn it_has_the_bits_of_serial_where_all_some_or_no_steps_are_clipped() {
             let sets = with(&base, &[SPECULATIVE, clip]);
             let ran = run_sets(&sets);
             assert_same_bits(&serial, &ran, &format!("{sets:?}"));
-            let is = ahead(&ran);
+            let is = outcomes_by_step(&ran);
             match clip {
                 "optimizer.clip=None" => {
                     assert!(
@@ -113,7 +113,11 @@ fn steps_that_are_skipped_leave_everything_as_it_was() {
             .iter()
             .filter(|step| step.skipped && step.ahead == SpeculationOutcome::Redone)
             .count();
-        assert!(dropped > 0, "no update ahead of the decision is dropped: {:?}", ahead(&ran));
+        assert!(
+            dropped > 0,
+            "no update ahead of the decision is dropped: {:?}",
+            outcomes_by_step(&ran)
+        );
     }
 }
 
@@ -132,6 +136,6 @@ fn other_models_rules_and_shares_have_the_bits_of_serial() {
         let base = with(BASE, case);
         let serial = run_sets(&with(&base, &[SERIAL]));
         let ran = run_sets(&with(&base, &[SPECULATIVE]));
-        assert_same_bits(&serial, &ran, &format!("{case:?}: {:?}", ahead(&ran)));
+        assert_same_bits(&serial, &ran, &format!("{case:?}: {:?}", outcomes_by_step(&ran)));
     }
 }

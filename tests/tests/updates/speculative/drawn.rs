@@ -98,8 +98,8 @@ fn phases(d: &SeededNumbers, model: &Sets) -> Vec<Phase> {
             sets.push("recompute=Block".into());
             sets.push(format!("offload.first_forward={}", d.of(&[1, 2, 3])));
         }
-        let late = d.one_in(6);
-        let mode = if late {
+        let is_delayed = d.one_in(6);
+        let mode = if is_delayed {
             sets.push(format!(
                 "offload.update=Delayed(after_step: {})",
                 d.of(&[0, until, until + 1])
@@ -231,9 +231,9 @@ fn all(model: &Sets, phases: &[Phase], folder: &Path, is_serial: bool) -> Vec<Ru
         }
         let own: &[String] =
             if is_serial { &["offload.update=Serial".to_owned()] } else { &phase.own };
-        let late = phase.sets.iter().find(|set| set.starts_with("offload.update"));
+        let update = phase.sets.iter().find(|set| set.starts_with("offload.update"));
         let sets = model.iter().chain(own).chain(&phase.sets).map(String::as_str);
-        let sets: Vec<&str> = sets.chain(late.map(String::as_str)).collect();
+        let sets: Vec<&str> = sets.chain(update.map(String::as_str)).collect();
         all.push(trained(&sets, (phase, is_serial), &here, from));
         let (next, rollback_history) = phase.next;
         let path = here.join(format!("step-{next:08}"));
