@@ -148,8 +148,12 @@ fn every_box_says_what_its_topology_says() {
         assert_eq!(described.numa_nodes, machine.numa_nodes.len());
         for node in &machine.numa_nodes {
             // A program gets a little less memory than the machine has.
-            let (left, there) = (described.node_memory as f64, node.memory_bytes as f64);
-            assert!((0.94..1.002).contains(&(left / there)), "{}: {left} {there}", path.display());
+            let (left, in_box) = (described.node_memory as f64, node.memory_bytes as f64);
+            assert!(
+                (0.94..1.002).contains(&(left / in_box)),
+                "{}: {left} {in_box}",
+                path.display()
+            );
         }
     }
 }

@@ -37,15 +37,15 @@ fn on_a_described_box_the_update_is_chosen_by_time() {
         |more: &[&str]| of_70b(&folder, "simulate", 16, &[&["--no-schedules"], more].concat());
     let seconds = |report: &Value| report["step_seconds"].as_f64().unwrap();
     let auto = alone(&AUTO);
-    let ahead = |share: &str| {
+    let with_share = |share: &str| {
         let share = format!("offload.speculated_fraction={share}");
         alone(&["--set", "offload.update=Speculative", "--set", &share])
     };
-    let chosen = ahead(&share(&auto));
+    let chosen = with_share(&share(&auto));
     assert_eq!((seconds(&auto), &auto["fits"]), (seconds(&chosen), &chosen["fits"]));
     assert!(auto["fits"] == true && seconds(&auto) < 0.9 * seconds(&alone(&[])));
     // A larger share would gain almost no time for its memory.
-    assert!(seconds(&auto) < 1.06 * seconds(&ahead("1")));
+    assert!(seconds(&auto) < 1.06 * seconds(&with_share("1")));
     assert_eq!(alone(&[])["chosen"], Value::Null);
 }
 
@@ -57,8 +57,8 @@ fn the_share_is_no_larger_than_what_fits() {
     assert!(few["fits"] == true && many["fits"] == true);
     assert!(share_of(&many) < share_of(&few), "sums of two micro-batches take host memory");
     let next = format!("offload.speculated_fraction={}", share_of(&many) + 0.05);
-    let (path, ahead) = (config("dgx2-70b.ron"), "offload.update=Speculative");
-    let sets = ["--set", "batch.global=32", "--set", ahead, "--set", &next];
+    let (path, speculative) = (config("dgx2-70b.ron"), "offload.update=Speculative");
+    let sets = ["--set", "batch.global=32", "--set", speculative, "--set", &next];
     assert_ne!(folder.onebox(&[&["plan", &path], &sets[..]].concat()).code, 0, "more would fit");
 }
 
@@ -88,15 +88,15 @@ fn a_run_says_and_keeps_what_auto_stands_for() {
         auto.stderr
     );
     assert!(folder.read("auto/config.ron").contains("update: Overlapped,"));
-    let ahead = folder.train("ahead", &["--set", "offload.update=Speculative"]).ok();
+    let speculative = folder.train("ahead", &["--set", "offload.update=Speculative"]).ok();
     let why = "offload.speculated_fraction: Auto is 0.5: no described box says what it gains";
-    assert!(ahead.stderr.contains(why), "{}", ahead.stderr);
-    let kept = folder.read("ahead/config.ron");
+    assert!(speculative.stderr.contains(why), "{}", speculative.stderr);
+    let config = folder.read("ahead/config.ron");
     assert!(
-        kept.contains("update: Speculative,") && kept.contains("speculated_fraction: 0.5,"),
-        "{kept}"
+        config.contains("update: Speculative,") && config.contains("speculated_fraction: 0.5,"),
+        "{config}"
     );
-    assert!(ahead.stderr.contains(" not tried  eta "), "{}", ahead.stderr);
+    assert!(speculative.stderr.contains(" not tried  eta "), "{}", speculative.stderr);
     assert!(!auto.stderr.contains("not tried"), "{}", auto.stderr);
     assert_eq!(folder.hash("ahead"), folder.hash("auto"));
     // The written config gives the same run, with all choices already made.
@@ -109,10 +109,10 @@ fn a_run_says_and_keeps_what_auto_stands_for() {
 fn a_run_goes_on_and_forks_where_auto_chooses_otherwise() {
     let folder = Folder::new();
     let both = ["-q", "--set", "schedule.decay_steps=6", "--set", "train.checkpoint_every=2"];
-    let ahead = ["--set", "offload.update=Speculative"];
+    let speculative = ["--set", "offload.update=Speculative"];
     let six = ["--set", "train.steps=6"];
     folder.train("whole", &[&both[..], &six].concat()).ok();
-    folder.train("run", &[&both[..], &ahead].concat()).ok();
+    folder.train("run", &[&both[..], &speculative].concat()).ok();
     let fork = folder.train("run", &[&["--fork"], &both[1..], &six, &AUTO].concat()).ok();
     let lines: Vec<&str> = fork.stderr.lines().take(3).collect();
     assert!(lines[1].ends_with("Speculative -> Overlapped"), "{lines:?}");

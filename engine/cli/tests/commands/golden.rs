@@ -89,15 +89,15 @@ fn the_golden_checkpoint_loads_bit_for_bit_on_every_layout() {
 #[test]
 fn another_format_is_refused_with_both_versions() {
     let folder = Folder::new();
-    let there = folder.path("run/checkpoints/step-00000003");
-    std::fs::create_dir_all(&there).unwrap();
+    let checkpoint = folder.path("run/checkpoints/step-00000003");
+    std::fs::create_dir_all(&checkpoint).unwrap();
     for entry in std::fs::read_dir(path()).unwrap() {
         let from = entry.unwrap().path();
-        std::fs::copy(&from, there.join(from.file_name().unwrap())).unwrap();
+        std::fs::copy(&from, checkpoint.join(from.file_name().unwrap())).unwrap();
     }
     let verify = || folder.onebox(&["checkpoint", "verify", "run"]);
     verify().ok();
-    let manifest = std::fs::read_to_string(there.join("MANIFEST")).unwrap();
+    let manifest = std::fs::read_to_string(checkpoint.join("MANIFEST")).unwrap();
     let json = manifest.lines().next().unwrap();
     // Manifests of later versions; in the second one, the other fields are unknown too.
     for later in [
@@ -105,7 +105,7 @@ fn another_format_is_refused_with_both_versions() {
         "{\"format\":2,\"onebox\":\"7.0.0\",\"stores\":[]}".to_owned(),
     ] {
         let hash = xxhash_rust::xxh3::xxh3_128(later.as_bytes());
-        std::fs::write(there.join("MANIFEST"), format!("{later}\n{hash:032x}\n")).unwrap();
+        std::fs::write(checkpoint.join("MANIFEST"), format!("{later}\n{hash:032x}\n")).unwrap();
         let found = verify();
         for text in ["MANIFEST is broken: it has format 2, written by onebox", "reads format 1"] {
             assert!(found.stdout.contains(text), "`{text}` is not in:\n{}", found.stdout);

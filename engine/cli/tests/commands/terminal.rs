@@ -125,9 +125,9 @@ impl Terminal {
     pub(crate) fn wait_for(&self, what: &str, came: impl Fn(&Screen) -> bool) {
         let since = Instant::now();
         while !came(&self.screen.lock().unwrap()) {
-            let late = since.elapsed() > Duration::from_secs(180);
+            let is_over = since.elapsed() > Duration::from_secs(180);
             assert!(
-                !late,
+                !is_over,
                 "not within three minutes: {what}:\n{:?}",
                 self.screen.lock().unwrap().text()
             );
@@ -253,7 +253,7 @@ fn a_ctrl_c_gets_one_message_and_the_end_says_how_far_it_came() {
     let weights =
         "Stopping after this step and writing the weights; this run saves no checkpoints.";
     let none = "--set train.checkpoint_overhead=None";
-    for (more, said) in [("", saving), (none, weights)] {
+    for (more, expected) in [("", saving), (none, weights)] {
         let folder = Folder::new();
         let args = format!("train tiny.ron --run-dir run {LONG} --set train.eval_every=0 {more}");
         let mut terminal = Terminal::start(&folder, 80, &[], &args);
@@ -262,7 +262,7 @@ fn a_ctrl_c_gets_one_message_and_the_end_says_how_far_it_came() {
         let (code, lines, _) = terminal.end();
         assert_eq!(code, 75, "{lines:#?}");
         assert_eq!(lines.iter().filter(|line| line.contains("Stopping")).count(), 1, "{lines:#?}");
-        assert!(lines.iter().any(|line| line.contains(said)), "{lines:#?}");
+        assert!(lines.iter().any(|line| line.contains(expected)), "{lines:#?}");
         assert!(!lines.iter().any(|line| line.contains('░')), "{lines:#?}");
         let steps = folder.metrics("run").iter().filter(|line| line["kind"] == "step").count();
         let done = format!("interrupted after {steps} of 1000000 steps in ");
@@ -347,8 +347,9 @@ fn a_long_check_of_tokens_shows_how_far_it_is_until_a_ctrl_c() {
     terminal.press_ctrl_c();
     let (code, lines, _) = terminal.end();
     assert_eq!(code, 75, "{lines:#?}");
-    let said = lines.iter().any(|line| line.contains("interrupted before the first step"));
-    assert!(said && !lines.iter().any(|line| line.contains('░')), "{lines:#?}");
+    let is_interrupted =
+        lines.iter().any(|line| line.contains("interrupted before the first step"));
+    assert!(is_interrupted && !lines.iter().any(|line| line.contains('░')), "{lines:#?}");
     assert!(!folder.path("run").exists());
 }
 

@@ -90,9 +90,9 @@ fn a_run_of_epochs_has_as_many_steps_as_they_need() {
     // 81 samples of 54 per epoch, 8 per step, need 11 steps.
     let stderr = train(&["--run-dir", "run"]).ok().stderr;
     assert!(stderr.contains("done    11 steps"), "{stderr}");
-    let kept = folder.read("run/config.ron");
-    for said in ["steps: 11,", "decay_steps: 11,", "epochs: None,"] {
-        assert!(kept.contains(said), "{said}: {kept}");
+    let config = folder.read("run/config.ron");
+    for expected in ["steps: 11,", "decay_steps: 11,", "epochs: None,"] {
+        assert!(config.contains(expected), "{expected}: {config}");
     }
     let stderr = train(&["--run-dir", "run", "--resume"]).ok().stderr;
     assert!(stderr.contains("finished at step 11"), "{stderr}");
@@ -117,8 +117,8 @@ fn a_new_model_learns_chats_by_the_template_beside_its_tokenizer() {
     assert!(stderr.contains("generate new --chat\n"), "{stderr}");
     let args = ["generate", "new", "--chat", "--prompt", "what?", "--tokens", "2", "--json"];
     folder.onebox(&args).ok();
-    let kept = |name: &str| folder.path("new/model.from").join(name).exists();
-    assert!(kept("tokenizer_config.json") && !kept("config.json"));
+    let is_kept = |name: &str| folder.path("new/model.from").join(name).exists();
+    assert!(is_kept("tokenizer_config.json") && !is_kept("config.json"));
 }
 
 /// Packed chats need fewer steps for 54 samples, and a long run resumes inside of an epoch.
@@ -184,20 +184,20 @@ fn chats_are_tokenized_once_and_anew_with_another_system_prompt() {
         let done = Folder::done(command).ok();
         (done.stdout, done.stderr)
     };
-    let kept = || {
+    let cached_files = || {
         let folder = fs::read_dir(cache.path().join("onebox/tokens")).unwrap();
         folder.filter(|entry| !entry.as_ref().unwrap().path().is_dir()).count()
     };
     let first = check(&[]);
     assert!(first.1.contains("1 of 481 rows cannot be used (chats.jsonl line 481"), "{}", first.1);
-    let after_first = kept();
+    let after_first = cached_files();
     assert!(after_first > 0);
-    assert_eq!((check(&[]), kept()), (first.clone(), after_first));
+    assert_eq!((check(&[]), cached_files()), (first.clone(), after_first));
     let other = check(&["--set", "data.system=\"a system\""]);
-    assert!(other.0 != first.0 && kept() > after_first);
+    assert!(other.0 != first.0 && cached_files() > after_first);
     // Other samples use the same rows.
     let packed = check(&["--set", "data.packing=Documents"]);
-    assert!(packed.0.contains("% full") && kept() == 2 * after_first, "{}", packed.0);
+    assert!(packed.0.contains("% full") && cached_files() == 2 * after_first, "{}", packed.0);
 }
 
 #[test]
@@ -415,8 +415,8 @@ fn a_run_on_prepared_chats_keeps_their_tokenizer_and_template() {
     let stderr = folder.onebox(&["train", "new.ron", "--run-dir", "new"]).ok().stderr;
     assert!(stderr.contains("generate new --chat\n"), "{stderr}");
     folder.onebox(&["generate", "new", "--chat", "--prompt", "what?", "--tokens", "2"]).ok();
-    let kept = |name: &str| folder.path("new/model.from").join(name).exists();
-    assert!(kept("tokenizer_config.json") && !kept("config.json"));
+    let is_kept = |name: &str| folder.path("new/model.from").join(name).exists();
+    assert!(is_kept("tokenizer_config.json") && !is_kept("config.json"));
     let without = ["train", "new.ron", "--run-dir", "none", "--set", "data.tokenizer=None"];
     let stderr = folder.onebox(&without).ok().stderr;
     assert!(!stderr.contains("--chat"), "{stderr}");

@@ -325,21 +325,21 @@ fn text_is_known_by_its_bytes_wherever_it_stands_and_whenever_it_was_written() {
         let sets = [&TOKENIZER[..], &[&train], more].concat();
         onebox(&folder, &["data", "prepare", "tiny.ron", "made"], &sets)
     };
-    let kept = |train: &str| {
-        let said = prepare(train, &[]).ok().stdout;
-        assert!(said.contains("in 1 part, 1 of them from before"), "{said}");
+    let assert_reused = |train: &str| {
+        let stdout = prepare(train, &[]).ok().stdout;
+        assert!(stdout.contains("in 1 part, 1 of them from before"), "{stdout}");
     };
     prepare("pp", &[]).ok();
     folder.shell("touch pp/a.txt").ok();
-    kept("pp");
+    assert_reused("pp");
     folder.shell("cp -rp pp moved").ok();
-    kept("moved");
+    assert_reused("moved");
     folder.shell("mkdir anew; cat pp/a.txt > anew/x.md; cat pp/b.txt > anew/y.md").ok();
-    kept("anew");
+    assert_reused("anew");
     // An unchanged file is not read again; a file with a reset time counts as changed.
     let settle = || std::thread::sleep(Duration::from_millis(3100));
     settle();
-    kept("pp");
+    assert_reused("pp");
     folder.shell("touch -r pp/a.txt time; tr t T < pp/a.txt | dd of=pp/a.txt conv=notrunc; touch -r time pp/a.txt").ok();
     settle();
     prepare("pp", &[]).refused(73, &["/pp/a.txt has 9920 bytes"]);

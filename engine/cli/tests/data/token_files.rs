@@ -82,7 +82,7 @@ fn hashes(done: CommandOutput) -> [String; 2] {
 }
 
 /// Number of files in the cache folder.
-fn kept(folder: &Folder, cache: &str) -> usize {
+fn cached_files(folder: &Folder, cache: &str) -> usize {
     fs::read_dir(folder.path(cache).join("onebox/tokens")).map_or(0, Iterator::count)
 }
 
@@ -94,7 +94,11 @@ fn a_file_of_gigabytes_is_read_through_once_and_is_never_in_memory() {
     sparse(&path, bytes, &[(4 << 20, &[7]), (1 << 30, &[9])]);
     let sets = ["data.train=\"tokens.bin\"", "data.format=U32"];
     let unsettled = hashes(check(&folder, "cache", &sets));
-    assert_eq!(kept(&folder, "cache"), 0, "a file that was just written may change unnoticed");
+    assert_eq!(
+        cached_files(&folder, "cache"),
+        0,
+        "a file that was just written may change unnoticed"
+    );
     settle();
     let first = hashes(check(&folder, "cache", &sets));
     assert_eq!(first, unsettled);
@@ -111,7 +115,7 @@ fn a_file_of_gigabytes_is_read_through_once_and_is_never_in_memory() {
     write_hidden(&path, &[(1 << 29, &[8])]);
     let changed = hashes(check(&folder, "cache", &sets));
     assert!(changed[0] != first[0] && changed[1] == first[1], "{changed:?}");
-    assert_eq!(kept(&folder, "cache"), 1);
+    assert_eq!(cached_files(&folder, "cache"), 1);
 }
 
 #[test]
@@ -124,8 +128,8 @@ fn a_cache_that_is_no_folder_costs_only_time() {
     let sets = ["data.train=\"tokens.bin\"", "data.format=U32"];
     let done = check(&folder, "cache", &sets);
     assert!(done.stderr.contains("will be checked again"), "{}", done.stderr);
-    let there = hashes(check(&folder, "other", &sets));
-    assert_eq!((hashes(done), kept(&folder, "other")), (there.clone(), 1));
+    let elsewhere = hashes(check(&folder, "other", &sets));
+    assert_eq!((hashes(done), cached_files(&folder, "other")), (elsewhere.clone(), 1));
     // A broken entry is rebuilt.
     let entry = fs::read_dir(folder.path("other/onebox/tokens")).unwrap().next().unwrap().unwrap();
     let good = fs::read(entry.path()).unwrap();
@@ -136,7 +140,7 @@ fn a_cache_that_is_no_folder_costs_only_time() {
     // Another split of the same file is other data.
     let other = [&sets[..], &["data.validation_fraction=0.2"]].concat();
     let other = hashes(check(&folder, "other", &other));
-    assert!(other[0] != there[0] && other[1] != there[1], "{other:?}");
+    assert!(other[0] != elsewhere[0] && other[1] != elsewhere[1], "{other:?}");
     // A dry run writes nothing.
     let all: Vec<_> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let mut dry = folder.command(&[&["train", "tiny.ron", "--dry-run", "-q"], &all[..]].concat());

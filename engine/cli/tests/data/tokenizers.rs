@@ -33,7 +33,7 @@ fn train(folder: &Folder, run: &str, how: &[&str], more: &[&str]) -> CommandOutp
     onebox(folder, &start.into_iter().chain(how.iter().copied()).chain(sets).collect::<Vec<_>>())
 }
 
-fn kept(folder: &Folder) -> Vec<PathBuf> {
+fn cached(folder: &Folder) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder.path("cache/onebox/tokens"));
     let mut all: Vec<_> =
         entries.map_or_else(|_| Vec::new(), |all| all.map(|e| e.unwrap().path()).collect());
@@ -46,7 +46,7 @@ fn a_run_learns_tokens_keeps_them_and_writes_text() {
     let folder = folder();
     let dry = train(&folder, "run", &["--dry-run"], &[]).ok();
     assert!(dry.stderr.contains("bytes per token"), "{}", dry.stderr);
-    assert!(kept(&folder).is_empty() && !folder.path("cache").exists());
+    assert!(cached(&folder).is_empty() && !folder.path("cache").exists());
     let done = train(&folder, "run", &[], &[]).ok();
     let said = &done.stderr;
     assert!(said.contains("nats per token") && said.contains("bytes per token"), "{said}");
@@ -65,7 +65,7 @@ fn a_run_learns_tokens_keeps_them_and_writes_text() {
     assert_eq!(drawn("run"), text);
     std::fs::rename(folder.path("moved.json"), folder.path("tokenizer.json")).unwrap();
 
-    let all = kept(&folder);
+    let all = cached(&folder);
     // The tokens and their list.
     assert_eq!(all.len(), 2, "{all:?}");
     let bytes = all.iter().map(|path| std::fs::metadata(path).unwrap().len()).sum();
@@ -118,7 +118,7 @@ fn the_cache_has_a_limit_and_is_shown_and_emptied() {
     for name in ["a.txt", "b.txt", "c.txt"] {
         check(name, "").ok();
     }
-    let bytes = kept(&folder).iter().map(|path| std::fs::metadata(path).unwrap().len()).sum();
+    let bytes = cached(&folder).iter().map(|path| std::fs::metadata(path).unwrap().len()).sum();
     let [parts, counted_bytes, ..] = shown(&[]);
     assert_eq!((parts, counted_bytes), (3, bytes));
     // The first entry is used last.
@@ -138,7 +138,7 @@ fn the_cache_has_a_limit_and_is_shown_and_emptied() {
     let [_, left, ..] = shown(&[]);
     std::fs::write(folder.path("cache/onebox/tokens/mine.bin"), "mine").unwrap();
     assert_eq!(shown(&["--clear"]), [0, 0, 1, left, 0]);
-    assert_eq!(kept(&folder).len(), 1, "{:?}", kept(&folder));
+    assert_eq!(cached(&folder).len(), 1, "{:?}", cached(&folder));
     let text = onebox(&folder, &["data", "cache", "--clear"]).ok().stdout;
     assert!(text.starts_with("removed: 0 B in 0 parts\n"), "{text}");
     let mut without = folder.command(&["data", "cache"]);
@@ -157,7 +157,7 @@ fn parts_of_an_earlier_version_are_not_looked_at_and_go_with_the_others() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), cache.join(entry.file_name())).unwrap();
     }
-    let before = kept(&folder);
+    let before = cached(&folder);
     let text = "the box holds a model that is too large for one card\n".repeat(40);
     std::fs::write(folder.path("text.txt"), text).unwrap();
     let sets: Vec<&str> = SETS[..2].iter().flat_map(|set| ["--set", *set]).collect();
@@ -169,11 +169,11 @@ fn parts_of_an_earlier_version_are_not_looked_at_and_go_with_the_others() {
     };
     let said = check();
     assert!(said.contains("aac7a50375aefd0cac1bc59dfde8e499 to train"), "{said}");
-    let after = kept(&folder);
+    let after = cached(&folder);
     assert!(after.len() == 4 && before.iter().all(|path| after.contains(path)), "{after:?}");
     assert_eq!(check(), said);
     let cleared = onebox(&folder, &["data", "cache", "--clear"]).ok().stdout;
-    assert!(cleared.contains(" in 2 parts\n") && kept(&folder).is_empty(), "{cleared}");
+    assert!(cleared.contains(" in 2 parts\n") && cached(&folder).is_empty(), "{cleared}");
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_tokenizer_that_does_not_fit_is_refused() {
     with(&["data.tokenizer=\"text.txt\""]).refused(66, &["text.txt", "tokenizer.json"]);
     std::fs::write(folder.path("text.txt"), b"\xff\xfe and more text").unwrap();
     with(&[]).refused(66, &["text.txt", "not UTF-8"]);
-    assert!(!folder.path("run").exists() && kept(&folder).is_empty());
+    assert!(!folder.path("run").exists() && cached(&folder).is_empty());
 }
 
 #[test]
@@ -202,8 +202,8 @@ fn another_tokenizer_under_the_same_name_is_another_experiment() {
     std::fs::write(folder.path("tokenizer.json"), value.to_string()).unwrap();
     let longer = ["train.steps=6", "schedule.decay_steps=4"];
     let metrics = folder.read("run/metrics.jsonl");
-    let kept = metrics.lines().filter(|l| !l.contains("\"end\"")).map(|l| l.to_owned() + "\n");
-    std::fs::write(folder.path("run/metrics.jsonl"), kept.collect::<String>()).unwrap();
+    let lines = metrics.lines().filter(|l| !l.contains("\"end\"")).map(|l| l.to_owned() + "\n");
+    std::fs::write(folder.path("run/metrics.jsonl"), lines.collect::<String>()).unwrap();
     train(&folder, "run", &["--resume", "-q"], &longer)
         .refused(78, &["data.tokenizer", "differs from the one", "--fork"]);
     assert_eq!(folder.read("run/tokenizer.json"), text);
@@ -274,7 +274,7 @@ fn tokens_that_a_file_beside_the_tokenizer_lists_are_in_data_cache_and_run() {
     };
     let turn = serde_json::Value::from(300);
     assert!(!tokens("tokenizer.json").contains(&turn));
-    let before = kept(&folder);
+    let before = cached(&folder);
     std::fs::write(
         folder.path("tokenizer_config.json"),
         r#"{"additional_special_tokens": ["<|turn|>"]}"#,
@@ -282,7 +282,7 @@ fn tokens_that_a_file_beside_the_tokenizer_lists_are_in_data_cache_and_run() {
     .unwrap();
     let listed = tokens("tokenizer.json");
     assert!(listed.contains(&turn));
-    assert!(kept(&folder).len() > before.len());
+    assert!(cached(&folder).len() > before.len());
     let more = ["model.vocab=301", "data.train=\"turns.txt\""];
     train(&folder, "run", &[], &more).ok();
     // The file of the run has all tokens itself.

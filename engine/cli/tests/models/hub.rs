@@ -58,10 +58,10 @@ fn a_cached_model_is_the_model_of_its_folder() {
         train(&folder, from, &run).ok();
         assert_eq!(folder.hash(&run), folder.hash("plain"), "{from}");
         // The run keeps the tokenizer and the template as files of its own.
-        let kept = folder.path(&run).join("model.from");
+        let copied = folder.path(&run).join("model.from");
         for entry in fs::read_dir(folder.path("plain/model.from")).unwrap() {
             let name = entry.unwrap().file_name();
-            assert!(fs::symlink_metadata(kept.join(&name)).unwrap().is_file(), "{from} {name:?}");
+            assert!(fs::symlink_metadata(copied.join(&name)).unwrap().is_file(), "{from} {name:?}");
         }
     }
     let mut plan = folder.command(&["plan", "--model", "Org/Chat-Tiny", "--box", "h100-256gib"]);

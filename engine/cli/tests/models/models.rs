@@ -374,8 +374,9 @@ fn what_stands_beside_the_weights_comes_out_as_it_came() {
         data: (train: \"text.txt\", tokenizer: \"came/tokenizer.json\"), device: Cpu(threads: 1), train: (steps: 1))";
     std::fs::write(folder.path("b.ron"), ron).unwrap();
     folder.onebox(&["checkpoint", "import", "came", "imported", "b.ron"]).ok();
-    let kept = |run: &str| folder.shell(&format!("cd {run}/model.from && sha256sum *")).ok().stdout;
-    assert_eq!(kept("imported"), kept("run"));
+    let hashes =
+        |run: &str| folder.shell(&format!("cd {run}/model.from && sha256sum *")).ok().stdout;
+    assert_eq!(hashes("imported"), hashes("run"));
     // With tokens of another kind, the tokenizer and its files belong to another model.
     let args = ["checkpoint", "import", "came", "bytes", "b.ron"];
     let without = ron.replace(", tokenizer: \"came/tokenizer.json\"", "");

@@ -138,9 +138,9 @@ fn answers_of(folder: &Folder, more: &[&str]) -> PlanAnswer {
         assert!(!text.contains("layers=") && !text.contains("of this shape"), "{text}");
     }
     let enough = [&answers, &listed, &planned].map(|text| {
-        let (_, behind) = text.split_once("too small").unwrap_or_default();
+        let (_, rest) = text.split_once("too small").unwrap_or_default();
         let plain = |line: &str| line.split(": --set").next().unwrap().to_owned();
-        lines(behind, "with ").into_iter().map(plain).collect::<Vec<_>>()
+        lines(rest, "with ").into_iter().map(plain).collect::<Vec<_>>()
     });
     assert!(enough.iter().all(|lines| *lines == enough[0]), "{enough:?}");
     assert_eq!(fits, enough[0].is_empty(), "{answers}");
@@ -192,8 +192,8 @@ fn every_answer_of_plan_agrees_and_what_it_promises_is_so() {
             assert!(less.iter().all(|less| !holds(less)), "{line}: {less:?}");
             assert!(holds(&enough), "{line}: {enough:?}");
             // The arguments next to this amount make the config fit.
-            let behind = lines(&answers.of_config, "with ");
-            let sets = behind.into_iter().find(|whole| whole.starts_with(line)).map(arguments);
+            let remedies = lines(&answers.of_config, "with ");
+            let sets = remedies.into_iter().find(|whole| whole.starts_with(line)).map(arguments);
             assert!(plan(&folder, &config(more, &sets.unwrap())).0, "{line}");
         }
     }
@@ -217,8 +217,8 @@ fn a_yes_shows_how_full_memories_are_and_warns_above_95_percent() {
         let host = full(&best["node_bytes"][0], &best["node_limit"]);
         for (what, (is_full, share)) in [("GPU memory", gpu), ("host memory", host)] {
             let line = answers.lines().find(|line| line.contains("GPU memory ")).unwrap();
-            let (_, behind) = line.split_once(what).unwrap();
-            assert!(behind.contains(&share), "{what} {share}: {answers}");
+            let (_, rest) = line.split_once(what).unwrap();
+            assert!(rest.contains(&share), "{what} {share}: {answers}");
             assert_eq!(answers.contains(&format!("warning: {what} is ")), is_full, "{answers}");
             warned.push(is_full);
         }

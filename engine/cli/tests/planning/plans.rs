@@ -404,9 +404,9 @@ fn parameters_go_up_in_tiles_of_4_to_8_mib_and_gradients_come_down_in_whole_piec
 fn the_page_of_config_keys_is_what_the_program_says() {
     let folder = Folder::new();
     let page = folder.onebox(&["config", "keys", "--markdown"]).ok().stdout;
-    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.md");
-    let kept = fs::read_to_string(kept).unwrap();
-    assert!(page == kept, "write it anew: onebox config keys --markdown > docs/config.md");
+    let documented = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.md");
+    let documented = fs::read_to_string(documented).unwrap();
+    assert!(page == documented, "write it anew: onebox config keys --markdown > docs/config.md");
     let of_train = folder.onebox(&["config", "keys", "train.seed"]).ok().stdout;
     assert!(of_train.starts_with("train.seed: whole number from 0 to"), "{of_train}");
     assert!(of_train.contains("; default 1337\n"), "{of_train}");
@@ -464,10 +464,10 @@ fn the_plan_counts_what_the_data_takes() {
     let text = folder.read("text.txt").len() as u64;
     let memory = json(plan("text.txt", &["data.tokenizer=\"tokenizer.json\"", "model.vocab=300"]));
     let memory = &memory["data_memory"];
-    let [kept, tokens, reading] =
+    let [cached, tokens, reading] =
         ["in_files", "tokens", "reading"].map(|key| memory[key].as_u64().unwrap());
-    assert!(kept > 0 && kept < 2 * text && tokens == 0, "{memory}");
-    assert!(reading > 2 * text + 2 * kept && reading < 300 * text, "{memory}");
+    assert!(cached > 0 && cached < 2 * text && tokens == 0, "{memory}");
+    assert!(reading > 2 * text + 2 * cached && reading < 300 * text, "{memory}");
     // Rows, of which some thousands are tokenized at the same time.
     let row =
         |i: usize| format!("{{\"text\": \"{}\"}}\n", "a word and another ".repeat(i % 20 + 1));

@@ -240,8 +240,9 @@ fn first_passes_go_together_where_that_hides_an_update() {
     let text = folder.onebox(&["plan", "tiny.ron", "--search"]).ok().stdout;
     assert!(text.contains("--set 'offload.optimizer=Split(device_fraction: 0."), "{text}");
     // A delayed update hides behind the whole step anyway.
-    let late = within(&slow_host("2000KiB"), &["--set", "offload.update=Delayed(after_step: 1)"]);
-    assert!(chosen(&late).iter().all(|(_, together)| *together == 1), "{late}");
+    let delayed =
+        within(&slow_host("2000KiB"), &["--set", "offload.update=Delayed(after_step: 1)"]);
+    assert!(chosen(&delayed).iter().all(|(_, together)| *together == 1), "{delayed}");
     // Given settings are not varied.
     let given = of(&["--set", "offload.first_forward=2", "--set", "batch.micro=2"]);
     assert_eq!(given["layouts"][0]["step_seconds"], found["layouts"][0]["step_seconds"]);

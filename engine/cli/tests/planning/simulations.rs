@@ -223,10 +223,10 @@ fn virtual_gpus_need_as_many_bytes_in_a_box_as_here() {
     let folder = Folder::new();
     let measured = ONE_CORE.replace("cores: 2", "cores: 4");
     std::fs::write(folder.path("box.ron"), measured).unwrap();
-    let here = json(&folder.onebox(&["plan", "tiny.ron", "--json"]).ok().stdout);
-    let there =
+    let plan = json(&folder.onebox(&["plan", "tiny.ron", "--json"]).ok().stdout);
+    let simulation =
         json(&folder.onebox(&["simulate", "tiny.ron", "--box", "box.ron", "--json"]).ok().stdout);
-    assert_eq!(here["gpu"]["bytes"], there["gpu_bytes"]);
+    assert_eq!(plan["gpu"]["bytes"], simulation["gpu_bytes"]);
 }
 
 #[test]
@@ -414,8 +414,8 @@ fn a_simulation_compares_the_update_modes_and_each_is_what_it_is_alone() {
     }
     let [overlapped, serial, delayed] = [0, 1, 2].map(|i| number(&schedules[i], "step_seconds"));
     assert!(delayed < overlapped && overlapped < serial, "{schedules:?}");
-    let [exact, late] = [0, 2].map(|i| schedules[i]["exact"].as_bool().unwrap());
-    assert!(exact && !late);
+    let [exact, delayed_is_exact] = [0, 2].map(|i| schedules[i]["exact"].as_bool().unwrap());
+    assert!(exact && !delayed_is_exact);
     // On the device an update has no duration to hide.
     let device = of(&["offload.optimizer=Device", "model.layers=2"]);
     assert_eq!(device["schedules"].as_array().unwrap().len(), 1);

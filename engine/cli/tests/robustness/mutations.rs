@@ -200,8 +200,8 @@ fn rows_and_what_stands_beside_a_tokenizer_survive() {
     std::fs::copy(folder.join("tokenizer.json"), into.path().join("tokenizer.json")).unwrap();
     survive("settings of a tokenizer", seed.as_bytes(), &|settings| {
         std::fs::write(into.path().join("tokenizer_config.json"), settings).unwrap();
-        let beside = ModelFiles::open(into.path()).map_err(|e| e.to_string())?;
-        let template = Template::of_data(&beside)?;
+        let model_files = ModelFiles::open(into.path()).map_err(|e| e.to_string())?;
+        let template = Template::of_data(&model_files)?;
         let rows = Rows::of_chats(&tokenizer, &template, "");
         rows.document(r#"{"messages": [{"role": "assistant", "content": "b"}]}"#).map(holds)
     });

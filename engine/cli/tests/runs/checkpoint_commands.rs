@@ -175,15 +175,15 @@ fn another_layout_and_back_is_the_same_files() {
             folder.onebox(&args)
         };
         let other = if (tp, dp) == (4, 1) { (1, 2) } else { (4, 1) };
-        let (there, back) = (format!("there-{tp}-{dp}"), format!("back-{tp}-{dp}"));
-        reshard(&from, other, &there).ok();
-        reshard(&there, (tp, dp), &back).ok();
+        let (other_layout, same_layout) = (format!("there-{tp}-{dp}"), format!("back-{tp}-{dp}"));
+        reshard(&from, other, &other_layout).ok();
+        reshard(&other_layout, (tp, dp), &same_layout).ok();
         let step = "checkpoints/step-00000004";
-        let [was, moved, is] =
-            [&from, &there, &back].map(|run| files(&folder.path(&format!("{run}/{step}"))));
+        let [was, moved, is] = [&from, &other_layout, &same_layout]
+            .map(|run| files(&folder.path(&format!("{run}/{step}"))));
         assert_eq!(moved.len(), other.0 * other.1 + 1);
         assert!(was == is, "TP {tp} x DP {dp}: {:?} and {:?}", was.keys(), is.keys());
-        reshard(&from, other, &there).refused(73, &["already holds a run"]);
+        reshard(&from, other, &other_layout).refused(73, &["already holds a run"]);
         reshard(&from, (3, 1), "three").refused(78, &["4 heads cannot be split evenly over 3"]);
         assert!(!folder.path("three").exists());
     }

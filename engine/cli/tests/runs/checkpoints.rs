@@ -213,9 +213,9 @@ fn with_two(folder: &Folder, run: &str) {
     let set = sets(&["train.steps=4", "train.checkpoint_every=2"]);
     folder.train(run, &[&["-q"], &set[..]].concat()).ok();
     let metrics = folder.read(&format!("{run}/metrics.jsonl"));
-    let kept = metrics.lines().filter(|l| !l.contains("\"end\"")).map(|l| l.to_owned() + "\n");
+    let lines = metrics.lines().filter(|l| !l.contains("\"end\"")).map(|l| l.to_owned() + "\n");
     let path = folder.path(&format!("{run}/metrics.jsonl"));
-    std::fs::write(path, kept.collect::<String>()).unwrap();
+    std::fs::write(path, lines.collect::<String>()).unwrap();
 }
 
 fn resume(folder: &Folder) -> CommandOutput {
@@ -406,25 +406,25 @@ fn where_checkpoints_were_no_run_begins_at_step_1() {
     folder.train("run", &[&["-q"], &EVERY_2[..], &rest].concat()).ok();
     let more = sets(&["train.steps=4", "train.checkpoint_every=2"]);
     let resume = || folder.train("run", &[&["--resume"], &more[..]].concat());
-    let there = folder.path("run/checkpoints");
+    let checkpoints = folder.path("run/checkpoints");
     let metrics = folder.read("run/metrics.jsonl");
     let unfinished: String = metrics.lines().take(2).map(|line| line.to_owned() + "\n").collect();
     std::fs::write(folder.path("run/metrics.jsonl"), &unfinished).unwrap();
     // The checkpoints are on a disk that is not mounted.
-    std::fs::rename(&there, folder.path("elsewhere")).unwrap();
-    std::os::unix::fs::symlink(folder.path("absent"), &there).unwrap();
+    std::fs::rename(&checkpoints, folder.path("elsewhere")).unwrap();
+    std::os::unix::fs::symlink(folder.path("absent"), &checkpoints).unwrap();
     resume().refused(82, &["a link to", "absent", "bring the checkpoints back", "--overwrite"]);
-    std::fs::remove_file(&there).unwrap();
+    std::fs::remove_file(&checkpoints).unwrap();
     // The checkpoints were removed by hand, except for the hint.
-    std::fs::create_dir(&there).unwrap();
-    std::fs::copy(folder.path("elsewhere/latest"), there.join("latest")).unwrap();
+    std::fs::create_dir(&checkpoints).unwrap();
+    std::fs::copy(folder.path("elsewhere/latest"), checkpoints.join("latest")).unwrap();
     resume().refused(82, &["latest names step-00000002, which is not there"]);
-    std::fs::remove_dir_all(&there).unwrap();
+    std::fs::remove_dir_all(&checkpoints).unwrap();
     // The folder was moved away as a whole.
     resume().refused(82, &["made this folder before its first step", "bring the checkpoints back"]);
     assert_eq!(folder.read("run/metrics.jsonl"), unfinished);
     // The folder is back again.
-    std::fs::rename(folder.path("elsewhere"), &there).unwrap();
+    std::fs::rename(folder.path("elsewhere"), &checkpoints).unwrap();
     resume().ok();
 }
 

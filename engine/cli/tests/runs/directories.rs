@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Calls `meanwhile` during a run, then ends the run by SIGTERM. Returns its code and messages.
-fn beside(folder: &Folder, meanwhile: impl FnOnce()) -> (Option<i32>, String) {
+fn during_run(folder: &Folder, meanwhile: impl FnOnce()) -> (Option<i32>, String) {
     let mut command = folder.command(&["train", "tiny.ron", "--run-dir", "run"]);
     for set in [
         "train.steps=1000000",
@@ -57,7 +57,7 @@ fn checkpoints(folder: &Folder, run: &str) -> String {
 fn a_run_whose_directory_is_moved_or_removed_makes_no_other_one() {
     let folder = Folder::new();
     let (code, stderr) =
-        beside(&folder, || std::fs::rename(folder.path("run"), folder.path("moved")).unwrap());
+        during_run(&folder, || std::fs::rename(folder.path("run"), folder.path("moved")).unwrap());
     assert!(!folder.path("run").exists(), "{stderr}");
     assert!(stderr.contains("NOT SAVED: the run's directory is gone"), "{stderr}");
     assert!(code.is_some_and(|code| ![0, 75].contains(&code)), "{code:?}: {stderr}");
@@ -67,7 +67,7 @@ fn a_run_whose_directory_is_moved_or_removed_makes_no_other_one() {
     // A complete checkpoint stays complete.
     folder.onebox(&["checkpoint", "verify", "moved"]).ok();
     // Another run gets the place meanwhile.
-    let (_, stderr) = beside(&folder, || {
+    let (_, stderr) = during_run(&folder, || {
         std::fs::rename(folder.path("run"), folder.path("gone")).unwrap();
         let sets = ["--set", "train.steps=2", "--set", "train.checkpoint_overhead=None"];
         folder.train("run", &[&["-q"], &sets[..]].concat()).ok();
@@ -78,7 +78,7 @@ fn a_run_whose_directory_is_moved_or_removed_makes_no_other_one() {
     assert!(stderr.contains(&place) && !stderr.contains("in run/"), "{stderr}");
     assert_eq!(folder.metrics("run").last().unwrap()["step"], 2);
     std::fs::remove_dir_all(folder.path("run")).unwrap();
-    let (_, stderr) = beside(&folder, || {
+    let (_, stderr) = during_run(&folder, || {
         let removed = folder.path("removed");
         std::fs::rename(folder.path("run"), &removed).unwrap();
         // A file that is being written may appear meanwhile.

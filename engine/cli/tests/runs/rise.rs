@@ -53,9 +53,9 @@ fn a_resumed_run_knows_the_losses_before_it() {
     // The run looks as if it had been killed after the checkpoint of step 34.
     std::fs::remove_dir_all(folder.path("whole/checkpoints/step-00000040")).unwrap();
     let metrics = folder.read("whole/metrics.jsonl");
-    let kept = metrics.lines().filter(|line| !line.contains("\"kind\":\"end\""));
-    let kept: String = kept.map(|line| line.to_owned() + "\n").collect();
-    std::fs::write(folder.path("whole/metrics.jsonl"), kept).unwrap();
+    let lines = metrics.lines().filter(|line| !line.contains("\"kind\":\"end\""));
+    let lines: String = lines.map(|line| line.to_owned() + "\n").collect();
+    std::fs::write(folder.path("whole/metrics.jsonl"), lines).unwrap();
     let again = train(&folder, "whole", &sets, &["-q", "--resume"]).refused(79, &["since step"]);
     assert_eq!(since(&again.stderr), since(&whole.stderr));
     assert!(!again.stderr.contains("warning: after step"), "it was warned of: {}", again.stderr);

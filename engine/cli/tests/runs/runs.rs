@@ -263,8 +263,11 @@ fn advice_after_a_divergence_leads_to_states_that_are_good() {
         "schedule.warmup_steps=600",
         "train.stop_after_skipped=3",
     ];
-    let kept = [&growing[..], &["train.checkpoint_keep=300"]].concat();
-    let stderr = folder.train("run", &sets(&kept)).refused(79, &["training has diverged"]).stderr;
+    let growing_with_many = [&growing[..], &["train.checkpoint_keep=300"]].concat();
+    let stderr = folder
+        .train("run", &sets(&growing_with_many))
+        .refused(79, &["training has diverged"])
+        .stderr;
     let (_, step) = stderr.split_once("--fork starts from that of step ").unwrap();
     let step: u64 = step.split(' ').next().unwrap().parse().unwrap();
     assert!(

@@ -71,11 +71,11 @@ pub(super) fn sources() -> Vec<String> {
 }
 
 fn add_sources(folder: &Path, found: &mut Vec<String>) {
-    let beside = ["tests", "target", "fuzz", "examples", "tests.rs", "build.rs"];
+    let excluded = ["tests", "target", "fuzz", "examples", "tests.rs", "build.rs"];
     for entry in std::fs::read_dir(folder).unwrap() {
         let (path, name) = (entry.as_ref().unwrap().path(), entry.unwrap().file_name());
         let name = name.to_string_lossy().into_owned();
-        if beside.contains(&name.as_str()) || name.starts_with('.') {
+        if excluded.contains(&name.as_str()) || name.starts_with('.') {
             continue;
         }
         if path.is_dir() {

@@ -46,8 +46,8 @@ fn files_that_the_list_does_not_name_are_neither_kept_nor_mixed() {
         format!("/made/train: {}.partial is there, too; delete one of them", train.display());
     prepared_again(&folder).refused(73, &[&both]);
     folder.shell("rm -r made/train").ok();
-    let kept = prepared_again(&folder).ok().stdout;
-    assert!(kept.contains("2 of them from before"), "{kept}");
+    let stdout = prepared_again(&folder).ok().stdout;
+    assert!(stdout.contains("2 of them from before"), "{stdout}");
     assert_eq!(folder.read("text.txt"), text);
     checked(&folder, &sets).ok();
 }

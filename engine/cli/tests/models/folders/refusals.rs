@@ -328,12 +328,12 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
             set(&folder, key, value.clone());
         }
         let weights = folder.path("m/model.safetensors");
-        let there = match what {
+        let new_name = match what {
             "weights" => "m/pytorch_model.bin",
             "adapter" => "m/adapter_model.safetensors",
             _ => "m/model.safetensors",
         };
-        fs::rename(weights, folder.path(there)).unwrap();
+        fs::rename(weights, folder.path(new_name)).unwrap();
         fs::remove_file(folder.path("m/tokenizer.json")).unwrap();
         fs::write(
             folder.path("a.ron"),

@@ -1,6 +1,6 @@
 //! Files and folders removed, replaced and linked during a run: losses are reported.
 
-use super::replaced::{ANOTHER_FOLDER, beside, other_run};
+use super::replaced::{ANOTHER_FOLDER, other_run, strike_during_run};
 use crate::common::{Folder, OVERFLOWING};
 use engine::run::FaultPoint;
 use std::fs;
@@ -39,7 +39,7 @@ fn metrics_that_are_removed_or_replaced_under_a_run_are_whole_at_its_end() {
         (": > run/metrics.jsonl", "it was cut off under the run", 4),
     ] {
         let how = format!("sh:{WRITTEN}; {line}");
-        let done = beside(&folder, (FaultPoint::Step, 5), &[&how], &SETS).ok();
+        let done = strike_during_run(&folder, (FaultPoint::Step, 5), &[&how], &SETS).ok();
         assert_eq!(
             done.stderr.matches("metrics.jsonl: it was").count(),
             1,
@@ -70,7 +70,7 @@ fn metrics_that_are_removed_or_replaced_under_a_run_are_whole_at_its_end() {
     ] {
         fs::write(folder.path("victim"), "theirs").unwrap();
         let how = format!("sh:{WRITTEN}; {line}");
-        let done = beside(&folder, (FaultPoint::Step, 5), &[&how], &SETS[..3]);
+        let done = strike_during_run(&folder, (FaultPoint::Step, 5), &[&how], &SETS[..3]);
         let done = done.refused(code, &why);
         assert_eq!(
             done.stderr.matches("cannot write run/metrics.jsonl").count(),
@@ -158,14 +158,14 @@ fn a_link_in_the_place_of_the_folder_of_checkpoints_is_said_or_refused() {
     ];
     // A move to a larger disk keeps the same folder.
     let moved = "sh:mv run/checkpoints away && ln -s ../away run/checkpoints";
-    let done = beside(&folder, (FaultPoint::Step, 5), &[moved], &sets).ok();
+    let done = strike_during_run(&folder, (FaultPoint::Step, 5), &[moved], &sets).ok();
     let now = "run/checkpoints: it is a symbolic link now; it leads to the folder that it replaces";
     assert_eq!(done.stderr.matches(now).count(), 1, "{}", done.stderr);
     assert!(folder.path("away/step-00000008").exists());
     // The link leads to another run's folder; the own folder was moved or removed.
     for away in ["mv run/checkpoints away", "rm -r run/checkpoints"] {
         let line = format!("sh:{away} && ln -s ../other/checkpoints run/checkpoints");
-        let done = beside(&folder, (FaultPoint::Step, 5), &[&line], &sets);
+        let done = strike_during_run(&folder, (FaultPoint::Step, 5), &[&line], &sets);
         let why = match away.starts_with("mv") {
             true => ANOTHER_FOLDER,
             false => {
@@ -182,13 +182,13 @@ fn a_hint_that_cannot_be_written_is_said_once_and_stops_nothing() {
     other_run(&folder);
     let sets = ["train.steps=6", "train.eval_every=0", "train.checkpoint_every=1"];
     let plant = ["sh:rm -f run/checkpoints/latest; mkdir run/checkpoints/latest"];
-    let done = beside(&folder, (FaultPoint::Step, 2), &plant, &sets).ok();
+    let done = strike_during_run(&folder, (FaultPoint::Step, 2), &plant, &sets).ok();
     let said = "cannot write run/checkpoints/latest: Is a directory";
     assert_eq!(done.stderr.matches(said).count(), 1, "{}", done.stderr);
     assert!(!folder.path("run/checkpoints/.latest.tmp").exists());
     folder.write_letters();
     let sets = [&OVERFLOWING[..], &["train.steps=40", "train.rollbacks=1000"]].concat();
-    let done = beside(&folder, (FaultPoint::Step, 1), &plant, &sets).ok();
+    let done = strike_during_run(&folder, (FaultPoint::Step, 1), &plant, &sets).ok();
     assert!(done.stderr.contains("the run is taken back"), "{}", done.stderr);
     // A pipe is not waited for, either.
     let hint = folder.path("run/checkpoints/latest");

@@ -126,7 +126,7 @@ pub(crate) fn struck(
 }
 
 /// Applies `how` at this place and step of a run; the other run stays unchanged.
-pub(super) fn beside(
+pub(super) fn strike_during_run(
     folder: &Folder,
     (place, step): (FaultPoint, u64),
     how: &[&str],
@@ -170,12 +170,12 @@ fn a_run_that_is_taken_back_touches_nothing_of_the_run_in_its_place() {
     folder.write_letters();
     let sets = [&OVERFLOWING[..], &["train.steps=40", "train.rollbacks=1000"]].concat();
     for how in ["moved", "removed", "exchanged", "linked"] {
-        let done = beside(&folder, (FaultPoint::Step, 1), &[how], &sets);
+        let done = strike_during_run(&folder, (FaultPoint::Step, 1), &[how], &sets);
         done.refused(83, &[ANOTHER]);
     }
     // The run cannot be rolled back, and its advice is not about the other run.
     let sets = [&sets[..], &["train.rollbacks=0", "train.weights=Never"]].concat();
-    let done = beside(&folder, (FaultPoint::Step, 1), &["moved"], &sets);
+    let done = strike_during_run(&folder, (FaultPoint::Step, 1), &["moved"], &sets);
     let done = done.refused(83, &[ANOTHER, "training has diverged"]);
     assert!(!done.stderr.contains("--fork starts from"), "{}", done.stderr);
 }
@@ -190,20 +190,20 @@ fn a_run_that_saves_and_ends_touches_nothing_of_the_run_in_its_place() {
         for (writer, how) in [("Foreground", "moved"), ("Background", "linked")] {
             let writer = format!("train.checkpoint_writer={writer}");
             let sets = [&every[..], &[&writer]].concat();
-            let done = beside(&folder, (place, step), &[how], &sets);
+            let done = strike_during_run(&folder, (place, step), &[how], &sets);
             done.refused(83, &[&format!("checkpoint of step 6 NOT SAVED: {ANOTHER}")]);
         }
     }
     // The run gets a signal to stop.
-    let done = beside(&folder, (FaultPoint::Step, 3), &["removed", "TERM"], &every);
+    let done = strike_during_run(&folder, (FaultPoint::Step, 3), &["removed", "TERM"], &every);
     done.refused(83, &["the run has ended after step ", &format!("NOT SAVED: {ANOTHER}")]);
     // At its end, the run has only the weights to write.
     let bare = ["train.checkpoint_overhead=None", "train.weights=Complete"];
     for (place, step) in [(FaultPoint::Step, 3), (FaultPoint::Ending, 4)] {
-        let done = beside(&folder, (place, step), &["moved"], &bare);
+        let done = strike_during_run(&folder, (place, step), &["moved"], &bare);
         done.refused(74, &["the weights are not written to ", ANOTHER]);
     }
     // Only the folder of checkpoints is replaced.
-    let done = beside(&folder, (FaultPoint::Step, 3), &["folder"], &every);
+    let done = strike_during_run(&folder, (FaultPoint::Step, 3), &["folder"], &every);
     done.refused(83, &["NOT SAVED: run/checkpoints: ", ANOTHER_FOLDER]);
 }
