@@ -80,7 +80,7 @@ const LAST: u8 = 10;
 fn fields(line: &StepLine) -> Vec<(u8, String)> {
     let (used, limit) = line.device_memory;
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-    let speculation = line.speculation.map(|[committed, redone, no]| {
+    let speculation = line.ahead.map(|[committed, redone, no]| {
         format!("ahead {committed} committed {redone} redone {no} not tried")
     });
     let mut fields = vec![
