@@ -208,10 +208,10 @@ class Check(First):
         path.write_text(text)
         return path
 
-    def short_text(self, letters):
+    def short_text(self, characters):
         """A run ends with an evaluation over all of its held-out part."""
-        path = self.work / f"text-{letters}.txt"
-        path.write_text((self.here / "text.txt").read_text(errors="replace")[:letters])
+        path = self.work / f"text-{characters}.txt"
+        path.write_text((self.here / "text.txt").read_text(errors="replace")[:characters])
         return path
 
     # (precision, grid, how far a step's loss may be from the cpu's)
@@ -219,26 +219,26 @@ class Check(First):
 
     def text(self):
         """The same text run on both backends: the same losses. A grid is on one GPU where there is but one."""
-        steps, hidden, seq_len, letters = (4, 32, 16, 2000) if self.fake else (40, 128, 64, 60000)
+        steps, hidden, seq_len, characters = (4, 32, 16, 2000) if self.fake else (40, 128, 64, 60000)
         rows, wrong = ["| precision | TP x DP | held-out, Cuda | held-out, Cpu | most apart in a step |", "|---|---|---|---|---|"], []
         for precision, (tp, dp), limit in self.TEXTS:
-            held_out, losses = [], []
+            validation_losses, losses = [], []
             for device in ["Cuda", f'Cpu(count: {tp * dp}, memory: "2GiB")']:
                 name = f"text-{precision}-{tp}x{dp}-{device[:3]}".lower()
                 path = self.config(name, model=f"(layers: 2, hidden: {hidden}, heads: 4, seq_len: {seq_len})", device=device,
                                    precision=precision, batch="(micro: 2, global: 4)", steps=steps,
-                                   parallel=f"(tensor: {tp}, data: {dp})", text=self.short_text(letters))
+                                   parallel=f"(tensor: {tp}, data: {dp})", text=self.short_text(characters))
                 code, out, err, _ = self.onebox("train", path, "--run-dir", self.work / name, "--overwrite", "--quiet", limit=120)
                 if code != 0:
                     return False, f"{precision} {tp} x {dp} on {device[:4]}: exit code {code}", block(tail(out + err))
                 lines = [json.loads(line) for line in (self.work / name / "metrics.jsonl").read_text().splitlines()]
                 losses.append([line["loss"] for line in lines if line["kind"] == "step"])
-                held_out.append([line["loss"] for line in lines if line["kind"] == "eval"][-1])
+                validation_losses.append([line["loss"] for line in lines if line["kind"] == "eval"][-1])
             same_length = len(losses[0]) == len(losses[1]) == steps
             apart = max(abs(a - b) for a, b in zip(*losses)) if same_length else float("inf")
             if not apart <= limit:
                 wrong.append(f"{precision} {tp} x {dp}: {apart:.1e} apart")
-            rows.append(f"| {precision} | {tp} x {dp} | {held_out[0]:.5f} | {held_out[1]:.5f} | {apart:.1e} (allowed {limit:.0e}) |")
+            rows.append(f"| {precision} | {tp} x {dp} | {validation_losses[0]:.5f} | {validation_losses[1]:.5f} | {apart:.1e} (allowed {limit:.0e}) |")
         return not wrong, "; ".join(wrong) or "losses as on cpu", "\n".join(rows)
 
     # (precision, how far a logit may be from the cpu's, by the largest one)
@@ -246,10 +246,10 @@ class Check(First):
 
     def generate(self):
         """A trained model's logits on both backends, and the tokens of a text."""
-        steps, hidden, letters, tokens = (2, 32, 2000, 8) if self.fake else (40, 128, 60000, 40)
+        steps, hidden, characters, tokens = (2, 32, 2000, 8) if self.fake else (40, 128, 60000, 40)
         run, prompt = self.work / "generate", "what onebox reads "
         path = self.config("generate", model=f"(layers: 2, hidden: {hidden}, heads: 4, seq_len: 64)", precision="Fp32", steps=steps,
-                           batch="(micro: 2, global: 4)", text=self.short_text(letters))
+                           batch="(micro: 2, global: 4)", text=self.short_text(characters))
         code, out, err, _ = self.onebox("train", path, "--run-dir", run, "--overwrite", "--quiet", limit=120)
         if code != 0:
             return False, f"train: exit code {code}", block(tail(out + err))
