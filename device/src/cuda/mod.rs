@@ -9,6 +9,7 @@ mod blas;
 mod blaslt;
 mod collectives;
 mod compile;
+mod cudnn;
 mod driver;
 mod gpu_overhead;
 mod history;
@@ -32,7 +33,7 @@ pub use launch::{Program, WIDEST_HEAD};
 pub use libraries::LibraryFile;
 pub use memory::Peers;
 pub use memory::{page_tables, pinned_bytes};
-pub use open::{Collectives, CudaOptions, open};
+pub use open::{AttentionLibrary, Collectives, CudaOptions, open};
 pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe, try_compiler};
 
 /// Items for tests that run the kernels on an emulator.
@@ -47,7 +48,7 @@ pub mod testing {
 }
 
 use crate::op::lane::{Clock, join};
-use crate::op::{CollectiveKind, CollectiveOp, Product};
+use crate::op::{CollectiveKind, CollectiveOp, Heads, Product};
 use crate::ranks::queue::Queue;
 use crate::ranks::rank_state::RankState;
 use crate::{
@@ -57,6 +58,7 @@ use crate::{
 use blas::{Blas, WORKSPACE};
 use collectives::Transport;
 use compile::{Kernels, LaunchError};
+use cudnn::{Attention, AttentionOp};
 use driver::{Context, Failure, Stream, Words};
 use history::{ErrorPlace, History};
 use host::HostJob;
@@ -88,6 +90,12 @@ pub const fn norm_scratch(shape: (usize, usize), has_bias: bool) -> u64 {
     launch::norm_scratch_bytes(shape, if has_bias { 2 } else { 1 })
 }
 
+/// Most bytes of scratch for a pass of cuDNN's attention over `samples` of `seq_len` tokens, by the
+/// shape of its heads and the elements of each.
+pub fn attention_workspace(samples: usize, heads: Heads, dim: usize) -> u64 {
+    cudnn::workspace_bytes(samples, heads.count, heads.kv_count, heads.seq_len, dim)
+}
+
 /// Index of the Host lane's pinned word, which follows the words of the streams' progress.
 const HOST_WORD: usize = STREAMS;
 
@@ -105,6 +113,8 @@ struct Gpu {
     // words that they write.
     kernels: RefCell<Kernels>,
     blas: RefCell<Blas>,
+    /// cuDNN's attention, if the run asks for it.
+    attention: Option<RefCell<Attention>>,
     transport: Transport,
     timeline: Option<Timeline>,
     /// Streams by lane. The last stream is the rank's own, for `read` and `write`.
@@ -184,7 +194,14 @@ impl Gpu {
             Op::Gemm { .. } | Op::ScaledGemm { .. } => self.gemm(op, stream),
             _ => match op.op.collective() {
                 Some(of) => self.collective(op, of, stream),
-                None => self.kernels(op, stream, &op.op),
+                None => match (&self.attention, AttentionOp::of(&op.op)) {
+                    (Some(library), Some(attention)) => {
+                        let at = |t: Tensor| self.peer.at(t);
+                        let done = library.borrow_mut().run(stream, &attention, &at, self.scratch);
+                        done.map_err(|problem| self.library_failed(op, stream, &problem))
+                    }
+                    _ => self.kernels(op, stream, &op.op),
+                },
             },
         }
     }

@@ -3,6 +3,7 @@
 use super::blas::{Blas, WORKSPACE, Workspace};
 use super::collectives::{NcclCommunicators, Transport, connect, warm_up};
 use super::compile::Kernels;
+use super::cudnn::Attention;
 use super::driver::{self, Context, DeviceMemory, Failure, Stream, Words};
 use super::gpu_overhead::note_connected;
 use super::history::History;
@@ -36,6 +37,16 @@ pub enum Collectives {
     InProcess,
 }
 
+/// Who computes attention in 16 bits on GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionLibrary {
+    /// onebox's kernels.
+    #[default]
+    Own,
+    /// cuDNN, except attention within documents or with dropout, which onebox's kernels compute.
+    Cudnn,
+}
+
 /// Options for opening a GPU.
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
@@ -47,6 +58,8 @@ pub struct CudaOptions {
     pub peers: Arc<Peers>,
     /// The transport of data between ranks.
     pub collectives: Collectives,
+    /// Who computes attention.
+    pub attention: AttentionLibrary,
     /// Largest scratch of an op in bytes, see [`device_bytes`](super::device_bytes).
     pub scratch: u64,
     /// Settings of the Host lane.
@@ -114,6 +127,12 @@ impl GpuOpener<'_> {
             Ok(blas)
         });
         let mut blas = blas.map_err(setup("cuBLASLt")).map_err(short)?;
+        let attention = match self.options.attention {
+            AttentionLibrary::Own => None,
+            AttentionLibrary::Cudnn => {
+                Some(Attention::new(sm).map_err(setup("cuDNN")).map_err(short)?)
+            }
+        };
         let marks = Marks::new().map_err(made).map_err(short)?;
         let paces = (0..STREAMS).map(|_| Pace::new()).collect::<Result<_, _>>();
         let paces = paces.map_err(made).map_err(short)?;
@@ -158,6 +177,7 @@ impl GpuOpener<'_> {
             scratch,
             kernels: RefCell::new(kernels),
             blas: RefCell::new(blas),
+            attention: attention.map(RefCell::new),
             transport,
             timeline,
             streams,
@@ -381,6 +401,7 @@ mod tests {
             host: HostPlace::default(),
             peers: Arc::new(Peers::new(4)),
             collectives: Collectives::Auto,
+            attention: AttentionLibrary::Own,
             scratch: 0,
             work: HostWork::default(),
             programs: &[],

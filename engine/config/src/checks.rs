@@ -1,5 +1,6 @@
 //! Rules between keys. Each error shows every value of the rule, and the arithmetic.
 
+use super::attention;
 use super::reading::{ConfigReader, Violation, float_text};
 use super::{
     Accumulate, Config, DeviceConfig, Placement, Recompute, ScheduleConfig, ScheduleKind, Transfer,
@@ -18,7 +19,7 @@ enum Rule<'a> {
 }
 
 /// All rules between keys.
-const fn rules<'a>() -> [Rule<'a>; 42] {
+const fn rules<'a>() -> [Rule<'a>; 43] {
     use Rule::{Clashes, Computed};
     [
         Computed(Checks::heads_over_ranks),
@@ -43,6 +44,7 @@ const fn rules<'a>() -> [Rule<'a>; 42] {
         Computed(Checks::fp8_sizes),
         Clashes(Checks::PLACES),
         Computed(Checks::checkpoints),
+        Clashes(attention::CLASHES),
         Computed(Checks::shares_over_ranks),
         Clashes(SPLIT_TWICE),
         Computed(Checks::checkpoint_sets),

@@ -55,6 +55,11 @@ section! {
         /// activation, which saves about a third of the activations and costs up to 5 % of the time.
         /// `Block`: the whole block from its input, which costs about a quarter of the time.
         recompute: Recompute = choice(KeyDefault::Default(Recompute::None)), resume: Placement;
+        /// Who computes attention on GPUs. `Own`: onebox's kernels. `Cudnn`: cuDNN 9.10 or newer, in
+        /// 16 bits on GPUs of sm_90, sm_100 and sm_103, with heads of at most 128 elements; it is
+        /// faster there, and its memory grows with the square of `model.seq_len`. Attention within
+        /// documents stays with onebox's kernels. Other bits than `Own`.
+        attention: Attention = choice(KeyDefault::Default(Attention::Own)), resume: Placement;
         /// Only with `recompute: Block`: whether each TP rank keeps only its share of the inputs
         /// that `recompute: Block` keeps, and gathers them for the backward pass. Not allowed with
         /// `parallel.sequence`, which splits them already; without effect with `parallel.tensor:
@@ -100,8 +105,8 @@ macro_rules! order {
 }
 
 order! {
-    name device model parallel precision loss_scale offload optimizer schedule batch recompute partition_checkpoints
-    host_checkpoints data train sample
+    name device model parallel precision loss_scale offload optimizer schedule batch recompute attention
+    partition_checkpoints host_checkpoints data train sample
 }
 
 /// Position of the dotted key `key` in this order.
@@ -149,6 +154,17 @@ choice! {
         Selective,
         /// The whole block: each block keeps only its input.
         Block,
+    }
+}
+
+choice! {
+    /// Who computes attention in 16 bits on GPUs.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+    pub enum Attention {
+        /// cuDNN.
+        Cudnn,
+        /// onebox's kernels.
+        Own,
     }
 }
 

@@ -4,12 +4,13 @@ use crate::LocalMachine;
 use crate::batches::BatchLayout;
 use crate::placement::kernel_threads;
 use config::{
-    self, Accumulate, BoxConfig, Config, DeviceConfig, Family, Master, ModelConfig, Moments,
-    OptimizerConfig, OptimizerKind, Packing, ParameterPlace, Placement, Precision, Recompute,
-    Transfer, UpdateMode,
+    self, Accumulate, Attention, BoxConfig, Config, DeviceConfig, Family, Master, ModelConfig,
+    Moments, OptimizerConfig, OptimizerKind, Packing, ParameterPlace, Placement, Precision,
+    Recompute, Transfer, UpdateMode,
 };
 use device::cpu::ScratchFloats;
-use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
+use device::cuda::AttentionLibrary;
+use device::{Arena, Dtype, Group, Heads, Plan, Tensor, cuda};
 use offload::{
     BucketSharing, GradAccumulation, LossScale, OptimizerLayout, OptimizerSpec, Rule, SegmentSpec,
     Storage, chunk_elements,
@@ -162,6 +163,26 @@ pub const fn dtype(precision: Precision) -> Dtype {
     }
 }
 
+/// Who computes attention on GPUs.
+pub const fn attention_library(config: &Config) -> AttentionLibrary {
+    match config.attention {
+        Attention::Own => AttentionLibrary::Own,
+        Attention::Cudnn => AttentionLibrary::Cudnn,
+    }
+}
+
+/// Most bytes of scratch for a pass of cuDNN's attention.
+fn cudnn_scratch(shape: &DecoderShape) -> u64 {
+    let heads = Heads {
+        count: shape.heads / shape.tp_size,
+        kv_count: shape.kv_heads / shape.tp_size,
+        first: 0,
+        total: shape.heads,
+        seq_len: shape.seq_len,
+    };
+    cuda::attention_workspace(shape.micro_batch, heads, shape.head_dim)
+}
+
 /// Scratch memory of the cpu backend's kernels; empty on other devices. Each rank needs `host`
 /// bytes of host memory.
 fn kernel_scratch(config: &Config, machine: &LocalMachine, host: HostBytes) -> KernelScratch {
@@ -195,13 +216,18 @@ pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
 
 /// Largest scratch memory of an op of `config` on a GPU, in bytes, besides its operands. The
 /// backward pass of attention needs one number for each row of each head. The backward pass of a
-/// norm needs sums for the gradients of its gains and biases.
+/// norm needs sums for the gradients of its gains and biases. cuDNN's attention needs a matrix of
+/// weights for each head.
 pub fn op_scratch(config: &Config) -> u64 {
     let shape = shape(config);
     let attention = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
     let gains = if shape.architecture.qk_norm { cuda::gains_scratch(shape.head_dim) } else { 0 };
     let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.architecture.rms_norm);
-    attention.max(gains).max(norms)
+    let library = match attention_library(config) {
+        AttentionLibrary::Own => 0,
+        AttentionLibrary::Cudnn => cudnn_scratch(&shape),
+    };
+    attention.max(gains).max(norms).max(library)
 }
 
 /// Most bytes that a GPU of `config` can hold; `None` if the real GPUs cannot be examined.

@@ -13,7 +13,7 @@ use config::Config;
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::warm::{self, DistinctOps};
 use device::{Communicator, Device, Error, HostPlace, HostWork, Rank};
-use layout::build::{RankLayout, op_scratch};
+use layout::build::{RankLayout, attention_library, op_scratch};
 use std::sync::Arc;
 
 /// Returns `built` with a few micro-batches that have every kind of op: the first group, one, the
@@ -88,6 +88,7 @@ pub fn dry_run(
             host: HostPlace { untouched: true, ..HostPlace::default() },
             peers: Arc::clone(&peers),
             collectives: Collectives::Auto,
+            attention: attention_library(config),
             scratch: op_scratch(config),
             work: HostWork { rehearsal: true, ..HostWork::default() },
             programs: offload::PROGRAMS,

@@ -6,7 +6,7 @@ use config::DeviceConfig;
 use device::cpu::{self, CpuOptions};
 use device::cuda::{self, CudaOptions};
 use device::{Device, Error, HostWork, Rank, ThreadTeam};
-use layout::build::{KernelScratch, op_scratch};
+use layout::build::{KernelScratch, attention_library, op_scratch};
 use layout::placement::kernel_threads;
 use std::sync::Arc;
 use topology::RankPlace;
@@ -46,6 +46,7 @@ impl Ranks<'_> {
             host: place.map_or_else(Default::default, device::HostPlace::from),
             peers: Arc::clone(&self.peers),
             collectives: self.options.collectives,
+            attention: attention_library(self.config),
             scratch: op_scratch(self.config),
             work: HostWork {
                 cpus: cpus.clone().unwrap_or_default(),

@@ -1,6 +1,6 @@
 //! A lost GPU: the error says how the GPU was lost, for every call that can find the loss.
 
-use device::cuda::{self, Collectives, CudaOptions, Peers};
+use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, Peers};
 use device::{Arena, Device, Dtype, Error, Lane, Op, Plan, Rank, Tensor};
 use device::{Communicator, HostContext, HostOp, HostTask, HostWork, Mode};
 use std::sync::Arc;
@@ -19,6 +19,7 @@ fn open() -> (Device, [Tensor; 3]) {
         host: device::HostPlace::default(),
         peers: Arc::new(Peers::new(1)),
         collectives: Collectives::InProcess,
+        attention: AttentionLibrary::Own,
         scratch: 0,
         work: HostWork::default(),
         programs: &[],

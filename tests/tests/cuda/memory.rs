@@ -2,7 +2,7 @@
 
 use super::{on_cuda, try_run};
 use config::Config;
-use device::cuda::{self, Collectives, CudaOptions, Peers};
+use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, Peers};
 use device::{Arena, Communicator, Dtype, Plan, Rank, ViewMut};
 use engine::run::RunOptions;
 use predict::plan::{Report, memory_report};
@@ -70,6 +70,7 @@ pub(super) fn weights_are_written_in_pieces() {
         host: device::HostPlace::default(),
         peers: Arc::new(Peers::new(1)),
         collectives: Collectives::InProcess,
+        attention: AttentionLibrary::Own,
         scratch: 0,
         work: device::HostWork::default(),
         programs: &[],

@@ -10,6 +10,7 @@
     reason = "a test passes its own live buffers"
 )]
 
+mod attention;
 #[path = "../common/mod.rs"]
 mod common;
 mod ledger;
@@ -81,4 +82,9 @@ fn ops_beside_their_ceilings() {
 #[test]
 fn tiles_behind_words() {
     probe("tiles_behind_words", &[], 5, tiles::print);
+}
+
+#[test]
+fn attention_libraries() {
+    probe("attention_libraries", &[], 1, attention::measure);
 }

@@ -1,7 +1,7 @@
 //! Speed of matmuls and ops at the shapes of a 1.3B model, measured over many of each in a queue.
 
 use crate::{ops, small};
-use device::cuda::{self, Collectives, CudaOptions, Peers};
+use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, Peers};
 use device::{Arena, Device, Dtype, Epilogue, FP8_SINCE, Lane, Op, Plan, Rank, Tensor, random};
 use device::{Communicator, HostWork};
 use std::sync::Arc;
@@ -9,6 +9,11 @@ use std::time::{Duration, Instant};
 
 /// Opens the GPU of the only rank.
 pub(crate) fn open(plan: Plan) -> Device {
+    open_with(plan, AttentionLibrary::Own, 256 << 20 >> if small() { 8 } else { 0 })
+}
+
+/// Opens the GPU of the only rank with a library for attention and bytes of scratch.
+pub(crate) fn open_with(plan: Plan, attention: AttentionLibrary, scratch: u64) -> Device {
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
     let world = Communicator::new(1, 1, Duration::from_secs(60));
     let options = CudaOptions {
@@ -16,7 +21,8 @@ pub(crate) fn open(plan: Plan) -> Device {
         host: device::HostPlace::default(),
         peers: Arc::new(Peers::new(1)),
         collectives: Collectives::InProcess,
-        scratch: 256 << 20 >> if small() { 8 } else { 0 },
+        attention,
+        scratch,
         work: HostWork::default(),
         programs: offload::PROGRAMS,
         warm_up: Arc::default(),

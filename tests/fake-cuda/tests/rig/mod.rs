@@ -12,7 +12,7 @@ pub(crate) use compiled::{compile, nvrtc_or_skip, take_ran};
 
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::testing::{self, Launch};
-use device::cuda::{self, Collectives, CudaOptions, Peers};
+use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, Peers};
 use device::numerics::{E4m3, E5m2};
 use device::{Arena, Device, Dtype, Lane, Mode, Op, Plan, Rank, Tensor, random};
 use device::{Communicator, HostWork};
@@ -164,6 +164,7 @@ fn open_gpu(rank: Rank, plan: &Arc<Plan>) -> Device {
         host: device::HostPlace::default(),
         peers: Arc::new(Peers::new(1)),
         collectives: Collectives::InProcess,
+        attention: AttentionLibrary::Own,
         scratch: 1 << 20,
         work: HostWork::default(),
         programs: offload::PROGRAMS,
