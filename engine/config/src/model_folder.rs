@@ -5,7 +5,7 @@ use super::reading::{Complaint, ConfigReader, Problem};
 use super::transformers::{FolderContent, FolderModel, Refusal};
 use super::{DataConfig, ModelConfig, Weights, transformers};
 use crate::tokenizers::unread_tokenizers;
-use files::hub::download_of_snapshot;
+use files::hub::incomplete_download;
 use files::input;
 use files::names::is_there;
 use std::io::ErrorKind;
@@ -51,14 +51,11 @@ pub(super) fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Opt
 /// Remedy for a `config.json` that cannot be read.
 fn unread_config(file: &Path) -> String {
     let why = input::open(file).err().map(|error| error.kind());
-    let command = file.parent().and_then(download_of_snapshot);
-    match (why, command) {
+    match (why, file.parent().and_then(incomplete_download)) {
         (Some(ErrorKind::PermissionDenied), _) => {
             "check the permissions of the file and of its folders".into()
         }
-        (Some(ErrorKind::NotFound), Some(command)) => {
-            format!("the download of the model is not complete: run `{command}`")
-        }
+        (Some(ErrorKind::NotFound), Some(why)) => why,
         _ => "nothing is downloaded: name a folder on this machine with config.json".into(),
     }
 }
