@@ -3,7 +3,7 @@
 use super::driver::{Failure, Function, Module, Stream};
 use super::launch::{Launch, OPTIONS, PROGRAMS, Program};
 use super::nvrtc;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -15,13 +15,13 @@ use xxhash_rust::xxh3::xxh3_128;
 /// The cubins of the ops' programs and of `programs`, compiled for `sm`. One rank compiles all
 /// programs at the same time while the other ranks wait.
 pub fn cubins(sm: u32, programs: &[Program]) -> Result<Vec<Arc<[u8]>>, String> {
-    type CompiledPrograms = Vec<((u32, &'static str), Arc<[u8]>)>;
-    static DONE: Mutex<CompiledPrograms> = Mutex::new(Vec::new());
+    /// Cubins by architecture and source.
+    type CompiledPrograms = BTreeMap<(u32, &'static str), Arc<[u8]>>;
+    static DONE: Mutex<CompiledPrograms> = Mutex::new(BTreeMap::new());
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (wanted, folder) = (|| PROGRAMS.iter().chain(programs), cache_folder());
-    let missing: Vec<&Program> = wanted()
-        .filter(|program| !done.iter().any(|(have, _)| *have == (sm, program.source)))
-        .collect();
+    let is_missing = |program: &&Program| !done.contains_key(&(sm, program.source));
+    let missing: Vec<&Program> = wanted().filter(is_missing).collect();
     let cubins: Vec<Result<Vec<u8>, String>> = std::thread::scope(|scope| {
         let compile = |program| compiled(program, sm, folder.as_deref());
         let start = |program| Builder::new().spawn_scoped(scope, move || compile(program));
@@ -36,13 +36,9 @@ pub fn cubins(sm: u32, programs: &[Program]) -> Result<Vec<Arc<[u8]>>, String> {
         threads.into_iter().map(end).collect()
     });
     for (program, cubin) in missing.into_iter().zip(cubins) {
-        done.push(((sm, program.source), cubin?.into()));
+        done.insert((sm, program.source), cubin?.into());
     }
-    let cubin = |program: &Program| {
-        let found = done.iter().find(|(have, _)| *have == (sm, program.source));
-        found.map(|(_, cubin)| Arc::clone(cubin)).ok_or_else(|| format!("no {}", program.name))
-    };
-    wanted().map(cubin).collect()
+    Ok(wanted().map(|program| Arc::clone(&done[&(sm, program.source)])).collect())
 }
 
 fn compiled(program: &Program, sm: u32, folder: Option<&Path>) -> Result<Vec<u8>, String> {

@@ -20,6 +20,9 @@ const LONGEST: u64 = 1 << 10;
 /// Suffix for the name of a broken checkpoint; a number follows if the name exists already.
 const BROKEN: &str = ".broken";
 
+/// Suffix of a complete checkpoint while another one of the same step takes its name.
+const REPLACED: &str = ".replaced";
+
 /// The name of a checkpoint that cannot be used, and the reason.
 pub type BrokenCheckpoint = (String, CheckpointError);
 
@@ -150,7 +153,7 @@ pub fn remove_all(run: &Directory) -> io::Result<()> {
         opened => opened?,
     };
     for name in folder.names()?.into_iter().filter_map(|name| name.into_string().ok()) {
-        if step_of(&name, &["", ".tmp", ".old"]).is_some() || is_set_aside(&name) {
+        if step_of(&name, &["", ".tmp", ".old", REPLACED]).is_some() || is_set_aside(&name) {
             folder.remove(&name)?;
         }
     }
@@ -160,8 +163,51 @@ pub fn remove_all(run: &Directory) -> io::Result<()> {
     Ok(())
 }
 
+/// Exchanges the names of two complete checkpoints, `name` and `new`, on a file system that cannot
+/// do so in one call. A kill in between leaves the checkpoint `name` under a name from which
+/// [`restore`] brings it back.
+///
+/// # Errors
+/// Returns the error of the file system. The checkpoint `name` has its name then, or that other one.
+pub(crate) fn exchange_by_steps(folder: &Directory, new: &str, name: &str) -> io::Result<()> {
+    let old = format!("{name}{REPLACED}");
+    folder.rename(name, &old)?;
+    folder.sync()?;
+    if let Err(error) = folder.rename(new, name) {
+        // The first error is the useful one; if this fails, too, the next start brings it back.
+        drop(folder.rename(&old, name));
+        return Err(error);
+    }
+    folder.sync()?;
+    folder.rename(&old, new)
+}
+
+/// Gives a checkpoint its name back if a process was killed while another one of the same step took
+/// that name. If the other one has the name, the checkpoint is removed.
+///
+/// # Errors
+/// Returns the error of the file system.
+pub fn restore(folder: &Directory) -> io::Result<()> {
+    for (step, old) in entries(folder, &[REPLACED])? {
+        let name = checkpoint_name(step);
+        let is_replaced = folder.has(&name);
+        let to = if is_replaced { format!("{name}.old") } else { name };
+        match folder.rename(&old, &to) {
+            // Another process of this run was faster.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            renamed => renamed?,
+        }
+        folder.sync()?;
+        if is_replaced {
+            folder.remove(&to)?;
+        }
+    }
+    Ok(())
+}
+
 /// Removes the checkpoints that a dead process left half written or half removed.
 pub fn clean(folder: &Directory) -> io::Result<()> {
+    restore(folder)?;
     entries(folder, &[".tmp", ".old"])?.iter().try_for_each(|(_, name)| folder.remove(name))
 }
 
@@ -223,6 +269,7 @@ pub fn hint(folder: &Directory, step: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn only_names_that_are_written_here_count() {
@@ -243,6 +290,58 @@ mod tests {
             "step-0000000a",
         ] {
             assert_eq!(step_of(stray, &[""]), None, "{stray}");
+        }
+    }
+
+    /// Each state in which a kill can leave the folder holds a complete checkpoint of the step.
+    #[test]
+    fn names_that_are_exchanged_by_steps_never_lose_the_checkpoint() {
+        let names = ["", ".tmp", REPLACED].map(|ending| checkpoint_name(2) + ending);
+        let [name, new, replaced] = names.each_ref().map(String::as_str);
+        let made = |all: &[(&str, &str)]| {
+            let folder = tempfile::tempdir().unwrap();
+            for (name, text) in all {
+                fs::create_dir(folder.path().join(name)).unwrap();
+                fs::write(folder.path().join(name).join("text"), text).unwrap();
+            }
+            (Directory::open(folder.path()).unwrap(), folder)
+        };
+        let left = |folder: &tempfile::TempDir| {
+            let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+            let text = |path: PathBuf| {
+                let text = fs::read_to_string(path.join("text")).unwrap();
+                (path.file_name().unwrap().to_string_lossy().into_owned(), text)
+            };
+            names.map(text).collect::<BTreeMap<_, _>>()
+        };
+        let is = |all: &[(&str, &str)]| {
+            all.iter()
+                .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
+                .collect::<BTreeMap<_, _>>()
+        };
+        let (opened, folder) = made(&[(name, "old"), (new, "new")]);
+        exchange_by_steps(&opened, new, name).unwrap();
+        assert_eq!(left(&folder), is(&[(name, "new"), (new, "old")]));
+        // A new checkpoint that is not there leaves the old one where it was.
+        let (opened, folder) = made(&[(name, "old")]);
+        exchange_by_steps(&opened, new, name).unwrap_err();
+        assert_eq!(left(&folder), is(&[(name, "old")]));
+        for (killed, kept) in [
+            (&[(replaced, "old"), (new, "new")][..], "old"),
+            (&[(replaced, "old"), (name, "new")][..], "new"),
+        ] {
+            let (opened, folder) = made(killed);
+            restore(&opened).unwrap();
+            assert_eq!(left(&folder).get(name).map(String::as_str), Some(kept));
+            assert!(!left(&folder).contains_key(replaced));
+            // A save that begins keeps it, too.
+            let (opened, folder) = made(killed);
+            clean(&opened).unwrap();
+            assert_eq!(left(&folder), is(&[(name, kept)]));
+            let run = tempfile::tempdir().unwrap();
+            fs::rename(folder.path(), run.path().join(CHECKPOINTS)).unwrap();
+            remove_all(&Directory::open(run.path()).unwrap()).unwrap();
+            assert!(!run.path().join(CHECKPOINTS).exists());
         }
     }
 

@@ -3,7 +3,8 @@
 //! the format is independent of the ranks' layout, and a run with any other layout can resume.
 //!
 //! Invariant: a directory named `step-N` is complete and durable. It is written as `step-N.tmp` and
-//! renamed when every byte is on the disk. Before removal it is renamed to `step-N.old`.
+//! renamed when every byte is on the disk. Before removal it is renamed to `step-N.old`,
+//! and while another one takes its name to `step-N.replaced` if names cannot be exchanged.
 
 // The crate `files` opens, creates, reads and renames files.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
@@ -30,7 +31,7 @@ pub use disk_space::room;
 use files::path_text::ShownPath;
 pub use folder::{
     gone, newest, newest_name, newest_step_until, newest_until, open_named, open_step,
-    remove_after, remove_all, set_aside, sizes,
+    remove_after, remove_all, restore, set_aside, sizes,
 };
 pub use read::{Checkpoint, CheckpointReader, Summary, TensorState};
 pub use run_folder::RunFolder;

@@ -2,7 +2,7 @@
 //! leaves the existing checkpoints unchanged. This module logs nothing.
 
 use super::file_name;
-use super::folder::clean;
+use super::folder::{clean, exchange_by_steps};
 use super::header::{Entry, encode};
 use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, RangeEntry, TensorEntry, states};
 use super::run_folder::of;
@@ -110,7 +110,13 @@ impl UnfinishedCheckpoint {
         if !replaces || !self.folder.has(&checkpoint_name(self.step)) {
             return self.name();
         }
-        let swapped = self.folder.exchange(&unfinished(self.step), &checkpoint_name(self.step));
+        let (new, name) = (unfinished(self.step), checkpoint_name(self.step));
+        let swapped = match self.folder.exchange(&new, &name) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                exchange_by_steps(&self.folder, &new, &name)
+            }
+            swapped => swapped,
+        };
         of(self.unfinished.path(), swapped)?;
         of(self.folder.path(), self.folder.sync())?;
         // The other checkpoint has the name of an unfinished one now.

@@ -13,9 +13,33 @@ fn complaint(message: String, help: &str) -> Complaint {
     Complaint { message, help: help.into() }
 }
 
+/// Why a file cannot be read.
+pub(super) struct ReadFailure {
+    pub(super) complaint: Complaint,
+    /// Kind of the system's error, if the system refused to open the file.
+    pub(super) kind: Option<ErrorKind>,
+}
+
+impl From<Complaint> for ReadFailure {
+    fn from(complaint: Complaint) -> Self {
+        Self { complaint, kind: None }
+    }
+}
+
+impl From<ReadFailure> for Complaint {
+    fn from(failure: ReadFailure) -> Self {
+        failure.complaint
+    }
+}
+
 /// Reads the text of a file. The error says why it cannot be read.
 pub(super) fn read(path: &Path) -> Result<String, Complaint> {
-    utf8(opened(path, input::open)?)
+    Ok(text_of(path)?)
+}
+
+/// As [`read`]. The error also has the kind of the system's error.
+pub(super) fn text_of(path: &Path) -> Result<String, ReadFailure> {
+    Ok(utf8(opened(path, input::open)?)?)
 }
 
 /// As [`read`], for a file or a pipe; waits for the writer of a pipe.
@@ -23,9 +47,9 @@ pub(super) fn read_stream(path: &Path) -> Result<String, Complaint> {
     utf8(opened(path, input::stream)?)
 }
 
-fn opened(path: &Path, open: fn(&Path) -> io::Result<File>) -> Result<File, Complaint> {
+fn opened(path: &Path, open: fn(&Path) -> io::Result<File>) -> Result<File, ReadFailure> {
     if path.is_dir() {
-        return Err(complaint("it is a directory".into(), &folder_help(path)));
+        return Err(complaint("it is a directory".into(), &folder_help(path)).into());
     }
     open(path).map_err(|error| {
         let help = match error.kind() {
@@ -33,7 +57,8 @@ fn opened(path: &Path, open: fn(&Path) -> io::Result<File>) -> Result<File, Comp
             _ if NotAFile::is(&error) => "write the text into a file, and name that".into(),
             _ => "check the file and its permissions".into(),
         };
-        complaint(error.to_string(), &help)
+        let complaint = complaint(error.to_string(), &help);
+        ReadFailure { complaint, kind: Some(error.kind()) }
     })
 }
 

@@ -1,12 +1,11 @@
 //! Reads the folder that `model.from` names.
 
-use super::file::read;
+use super::file::text_of;
 use super::reading::{Complaint, ConfigReader, Problem};
 use super::transformers::{FolderContent, FolderModel, Refusal};
 use super::{DataConfig, ModelConfig, Weights, transformers};
 use crate::tokenizers::unread_tokenizers;
-use files::hub::download_of_snapshot;
-use files::input;
+use files::hub::incomplete_download;
 use files::names::is_there;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -20,14 +19,14 @@ pub(super) fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Opt
     let path = Path::new(path);
     let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
     let name = file.display();
-    let model = read(&file).map_err(|Complaint { message, .. }| match other_content(path, &file) {
+    let model = text_of(&file).map_err(|failure| match other_content(path, &file) {
         Some(FolderContent { what, remedy }) => {
             let why = format!("`{}` has no config.json, and {what}", path.display());
             Refusal { wrong: vec![why], remedy }
         }
         None => Refusal {
-            wrong: vec![format!("cannot read `{name}`: {message}")],
-            remedy: unread_config(&file),
+            wrong: vec![format!("cannot read `{name}`: {}", failure.complaint.message)],
+            remedy: unread_config(&file, failure.kind),
         },
     });
     let model = model.and_then(|text| {
@@ -48,17 +47,13 @@ pub(super) fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Opt
     }
 }
 
-/// Remedy for a `config.json` that cannot be read.
-fn unread_config(file: &Path) -> String {
-    let why = input::open(file).err().map(|error| error.kind());
-    let command = file.parent().and_then(download_of_snapshot);
-    match (why, command) {
+/// Remedy for a `config.json` that cannot be read. `why` is the kind of the system's error.
+fn unread_config(file: &Path, why: Option<ErrorKind>) -> String {
+    match (why, file.parent().and_then(incomplete_download)) {
         (Some(ErrorKind::PermissionDenied), _) => {
             "check the permissions of the file and of its folders".into()
         }
-        (Some(ErrorKind::NotFound), Some(command)) => {
-            format!("the download of the model is not complete: run `{command}`")
-        }
+        (Some(ErrorKind::NotFound), Some(why)) => why,
         _ => "nothing is downloaded: name a folder on this machine with config.json".into(),
     }
 }

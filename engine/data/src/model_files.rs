@@ -6,7 +6,7 @@ use super::byte_tokenizer::is_of_bytes;
 use config::DataConfig;
 use config::transformers::pointer;
 use files::foreign_text::foreign;
-use files::hub::{ModelFolder, download_of_snapshot};
+use files::hub::{ModelFolder, incomplete_download};
 use files::input;
 use files::names::{FILES, KEPT, TOKENIZER};
 use files::path_text::ShownPath;
@@ -49,8 +49,8 @@ fn local(path: &Path, error: &io::Error) -> String {
         return String::new();
     }
     let folder = path.parent().unwrap_or(path);
-    if let Some(command) = download_of_snapshot(folder) {
-        return format!("; the download of the model is not complete: run `{command}`");
+    if let Some(why) = incomplete_download(folder) {
+        return format!("; {why}");
     }
     let inside = !folder.as_os_str().is_empty() && folder.is_dir();
     match inside && path.parent().is_some() {

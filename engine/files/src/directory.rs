@@ -199,9 +199,15 @@ impl Directory {
     /// Exchanges the names of two entries in one step.
     ///
     /// # Errors
-    /// An entry is missing, or this file system cannot exchange names.
+    /// An entry is missing, or an error of the kind `Unsupported` if this file system cannot
+    /// exchange names.
     pub fn exchange(&self, one: &str, other: &str) -> io::Result<()> {
-        Ok(renameat_with(self, in_it(one), self, in_it(other), RenameFlags::EXCHANGE)?)
+        match renameat_with(self, in_it(one), self, in_it(other), RenameFlags::EXCHANGE) {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                Err(io::ErrorKind::Unsupported.into())
+            }
+            exchanged => Ok(exchanged?),
+        }
     }
 
     /// Renames the entry `from` to `to`, which must not exist yet.

@@ -181,6 +181,12 @@ pub fn download_of_snapshot(path: &Path) -> Option<String> {
     Some(HubModel { repository, revision }.download())
 }
 
+/// Reason and remedy for a file that the snapshot `path` lacks; `None` for other folders.
+pub fn incomplete_download(path: &Path) -> Option<String> {
+    let command = download_of_snapshot(path)?;
+    Some(format!("the download of the model is not complete: run `{command}`"))
+}
+
 /// Error: the hub's cache on this machine lacks a model or its revision, or may not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingSnapshot {
@@ -359,6 +365,9 @@ mod tests {
             let name = format!("Org/Model-1B{revision}");
             assert_eq!(at(&name).unwrap(), model.join("snapshots/0123"), "{name}");
         }
+        let said = "the download of the model is not complete: run `hf download Org/Model-1B --revision 0123`";
+        assert_eq!(incomplete_download(&model.join("snapshots/0123")).as_deref(), Some(said));
+        assert_eq!(incomplete_download(&model), None);
         fs::create_dir_all(cache.path().join("models--gpt2/snapshots/main")).unwrap();
         assert_eq!(at("gpt2").unwrap(), cache.path().join("models--gpt2/snapshots/main"));
         for (name, command) in [

@@ -8,7 +8,7 @@ use config::ModelConfig;
 use config::transformers::{MERGE, POINTER, adapter, other_form};
 use data::model_files::{check_pointer, unreadable};
 use files::foreign_text::{foreign, reason};
-use files::hub::{ModelFolder, download_of_snapshot};
+use files::hub::{ModelFolder, incomplete_download};
 use files::input;
 use files::json::Object;
 use half::{bf16, f16};
@@ -95,11 +95,9 @@ impl Folder {
             (false, true) => index(&small(&folder, path, INDEX)?)
                 .map_err(|why| FolderError::refused(&path.join(INDEX), why))?,
             (false, false) => {
-                let other = match (other_form(path), download_of_snapshot(path)) {
+                let other = match (other_form(path), incomplete_download(path)) {
                     (Some(instead), _) => format!(", and {instead}"),
-                    (None, Some(command)) => {
-                        format!(": the download of the model is not complete: run `{command}`")
-                    }
+                    (None, Some(why)) => format!(": {why}"),
                     (None, None) => " (other formats are not read)".to_owned(),
                 };
                 let why = format!("it has neither {WHOLE} nor {INDEX}{other}");

@@ -12,8 +12,8 @@ use crate::generate::{
 use crate::report::reading::TerminalProgress;
 use ::data::chat::{Chat, Template, message, stop_tokens};
 use ::data::model_files::ModelFiles;
-use checkpoint::Checkpoint;
 use checkpoint::inspect::{best_of, checkpoints_of};
+use checkpoint::{Checkpoint, CheckpointError};
 use config::{Config, DeviceConfig, LoadedConfig, Precision, load_of_run, load_str};
 use files::input;
 use files::names::{CONFIG, KEPT, TOKENIZER, WEIGHTS};
@@ -157,20 +157,38 @@ fn prompt_in(path: &Path) -> Result<String, CommandError> {
 /// Opens the checkpoint of a run that has no weights, or whose checkpoint is asked for.
 fn open_checkpoint(args: &GenerateArgs, lacks: &str) -> Result<Checkpoint, CommandError> {
     let opened = args.choice.open(&args.run);
-    opened.map_err(|error| match args.choice.is_default() && !has_best(&args.run) {
+    opened.map_err(|error| match best_in(&args.run) {
         // The run lacks both.
-        true => {
+        Ok((false, _)) if args.choice.is_default() => {
             let why = format!("{} {lacks}, and no checkpoint: {}", args.run.shown(), error.message);
             CommandError::new(code::DATA, why)
         }
-        false => error,
+        Ok(_) | Err(_) => error,
     })
 }
 
-/// Whether the run in `dir` has kept its best checkpoint.
-fn has_best(dir: &Path) -> bool {
-    let all = checkpoints_of(dir).unwrap_or_default();
-    best_of(&all).is_ok_and(|(best, _)| best.is_some())
+/// Whether the run in `dir` has kept its best checkpoint, and the faults of records that do not
+/// tell. A run without checkpoints has kept none.
+///
+/// # Errors
+/// The folder of the checkpoints, or a record in it, cannot be read.
+fn best_in(dir: &Path) -> Result<(bool, Vec<CheckpointError>), CheckpointError> {
+    let all = match checkpoints_of(dir) {
+        Err(CheckpointError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+            return Ok((false, Vec::new()));
+        }
+        all => all?,
+    };
+    best_of(&all).map(|(best, faults)| (best.is_some(), faults))
+}
+
+/// Whether a run with weights of its end has a better checkpoint. Warns if its records are damaged.
+fn has_best(dir: &Path) -> Result<bool, CommandError> {
+    let (is_kept, faults) = best_in(dir)?;
+    if !is_kept {
+        faults.iter().for_each(|why| say(&format!("warning: {why}")));
+    }
+    Ok(is_kept)
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -222,7 +240,7 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
         let lacks = format!("has no {WEIGHTS}, which a run writes when it ends");
         let choice = &args.choice;
         let takes_checkpoint =
-            choice.is_step() || !weights.exists() || choice.is_default() && has_best(&args.run);
+            choice.is_step() || !weights.exists() || choice.is_default() && has_best(&args.run)?;
         let checkpoint = takes_checkpoint.then(|| open_checkpoint(args, &lacks)).transpose()?;
         if checkpoint.is_none() {
             say(&format!("{}: the parameters of the end of the run", weights.shown()));

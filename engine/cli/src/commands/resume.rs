@@ -4,7 +4,7 @@ use super::{CommandError, Failable, code, data, say};
 use ::data::{Dataset, Tokenizer};
 use checkpoint::{
     self, Checkpoint, CheckpointError, Difference, RunFolder, Summary, differences_of, gone,
-    newest_until, open_named, set_aside,
+    newest_until, open_named, restore, set_aside,
 };
 use config::{LoadedConfig, ResumeEffect, Weights, load_of_run};
 use engine::run_dir::{RunDir, RunMode};
@@ -43,6 +43,10 @@ pub(super) fn start(
     };
     let unreadable = |source| CheckpointError::Io { path: from.join(CHECKPOINTS), source };
     let folder = folder.map_err(|error| unusable(unreadable(error)))?;
+    if let (Some(folder), Some(_)) = (&folder, own) {
+        // A kill may have left the newest checkpoint under another name.
+        restore(folder).map_err(|error| unusable(unreadable(error)))?;
+    }
     let (found, broken) = match &folder {
         Some(folder) => newest_until(folder, u64::MAX).map_err(unusable)?,
         None => (None, Vec::new()),

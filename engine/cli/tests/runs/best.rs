@@ -161,6 +161,36 @@ fn generate_and_export_take_the_best_and_say_so_unless_the_user_asks_for_another
     assert!(said.contains("step-00000014/MANIFEST is broken") && said.contains(before), "{said}");
 }
 
+/// The weights of the end do not stand in for a best checkpoint whose record cannot be read.
+#[test]
+fn checkpoints_that_cannot_be_read_are_an_error_and_no_run_without_a_best_one() {
+    let folder = Folder::new();
+    folder.trained("run", &WORSE, &["-q"]);
+    let generated = |more: &[&str]| {
+        folder.onebox(&[&["generate", "run", "--tokens", "4", "--prompt", "the "], more].concat())
+    };
+    let newest = folder.path("run/checkpoints/step-00000014/MANIFEST");
+    let moved = folder.path("moved");
+    fs::rename(&newest, &moved).unwrap();
+    std::os::unix::fs::symlink(&moved, &newest).unwrap();
+    generated(&[]).refused(74, &["step-00000014/MANIFEST", "it is a symbolic link"]);
+    let said = generated(&["--last"]).ok().stderr;
+    assert!(said.contains("the parameters of the end of the run"), "{said}");
+    // Damaged records alone do not tell of a best checkpoint, and the answer says so.
+    for step in folder.steps("run") {
+        let manifest = folder.path(&format!("run/checkpoints/step-{step:08}/MANIFEST"));
+        fs::remove_file(&manifest).unwrap();
+        fs::write(&manifest, "{}").unwrap();
+    }
+    let said = generated(&[]).ok().stderr;
+    let texts = ["warning: ", "step-00000014/MANIFEST is broken", "the end of the run"];
+    assert!(texts.iter().all(|text| said.contains(text)), "{said}");
+    // A run that has saved no checkpoint has no best one.
+    fs::remove_dir_all(folder.path("run/checkpoints")).unwrap();
+    let said = generated(&[]).ok().stderr;
+    assert!(!said.contains("warning") && said.contains("the end of the run"), "{said}");
+}
+
 #[test]
 fn killed_around_a_save_it_ends_with_the_same_best_checkpoint_and_the_same_bits() {
     let folder = Folder::new();

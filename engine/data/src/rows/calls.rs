@@ -1,8 +1,49 @@
-//! Calls of tools in a message, and the form of arguments that a template accepts.
+//! Tools of a row, calls of them in a message, and the form of arguments that a template accepts.
 
+use super::pairs::is_empty;
 use super::reader::{Arguments, ChatReader};
 use super::{kind_of, object};
-use files::json::Json;
+use files::json::{Json, Map};
+
+/// Tools of a row in the form of OpenAI: `tools`, or the older `functions`.
+///
+/// # Errors
+/// Both keys have values, or the value is no list of tools with names.
+pub(super) fn of_row(row: &mut Map) -> Result<Option<Json>, String> {
+    let mut take = |key| row.shift_remove(key).filter(|value| !is_empty(value));
+    let (key, value) = match (take("tools"), take("functions")) {
+        (None, None) => return Ok(None),
+        (Some(tools), None) => ("tools", tools),
+        (None, Some(functions)) => ("functions", functions),
+        (Some(_), Some(_)) => {
+            return Err("it has `tools` and `functions`: remove one of them".into());
+        }
+    };
+    let is_text = value.as_str().is_some();
+    let tools = match value {
+        Json::String(text) => {
+            Json::read(&text).map_err(|e| format!("`{key}` is a text, and that is no JSON: {e}"))?
+        }
+        other => other,
+    };
+    let mut tools = match tools {
+        Json::Null => return Ok(None),
+        Json::Array(tools) if tools.is_empty() => return Ok(None),
+        Json::Array(tools) => tools,
+        other => return Err(format!("`{key}` is {}, not a list of tools", kind_of(&other))),
+    };
+    for (i, tool) in tools.iter_mut().enumerate() {
+        let function = tool.get("function").unwrap_or(tool);
+        if function.get("name").and_then(Json::as_str).is_none() {
+            return Err(format!("tool {} of `{key}` has no `name`", i + 1));
+        }
+        // In texts of LLaMA-Factory, and in `functions`, a tool is the function alone.
+        if is_text || key == "functions" {
+            *tool = of_function(std::mem::replace(tool, Json::Null));
+        }
+    }
+    Ok(Some(Json::Array(tools)))
+}
 
 /// Calls in the content of a shared conversation: the JSON of one call, or of a list of calls.
 pub(super) fn of_content(content: Option<&Json>) -> Result<Json, String> {

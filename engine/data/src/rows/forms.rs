@@ -62,6 +62,32 @@ enum Kind {
     Pair,
 }
 
+/// Content of a row before its messages are read.
+enum Exchange {
+    Turns(Turns),
+    /// Two texts that no template writes.
+    Texts {
+        prompt: String,
+        completion: String,
+    },
+}
+
+/// Messages of a row, as the row has them.
+struct Turns {
+    messages: Vec<Json>,
+    /// Number of the first messages, which are the prompt.
+    asked: usize,
+    /// Text that answers the messages, if the row has it beside them.
+    answer: Option<String>,
+}
+
+impl Turns {
+    /// Messages without a prompt: each answer may be a target.
+    const fn of_chat(messages: Vec<Json>) -> Self {
+        Self { messages, asked: 0, answer: None }
+    }
+}
+
 impl Kind {
     /// Kind that `columns` asks for, or else the kind that the keys of the row show.
     fn of(row: &Map, columns: &ChatColumns) -> Self {
@@ -102,59 +128,24 @@ pub(super) fn form(
              not train: leave the row out"
         ));
     }
-    let tools = tools(&mut row)?;
+    let tools = calls::of_row(&mut row)?;
     let own = own_system(&mut row, columns)?;
     let beside = if tools.is_some() { Some("tools") } else { own.as_ref().map(|_| "system") };
-    let (turns, asked) = match Kind::of(&row, columns) {
+    let exchange = match Kind::of(&row, columns) {
         Kind::Messages(key) => {
             let Some(messages) = row.shift_remove(key) else {
                 return Err(without_messages(&row));
             };
-            (list(&called(columns, key), messages, true)?, 0)
+            Exchange::Turns(Turns::of_chat(list(&called(columns, key), messages, true)?))
         }
-        Kind::Completion => match both(&mut row, columns)? {
-            (Some(Json::String(prompt)), Some(Json::String(completion))) => {
-                if let Some(key) = beside {
-                    return Err(format!(
-                        "it has `{key}` beside texts, which no chat template writes: make lists of messages of `prompt` and `completion`"
-                    ));
-                }
-                note_keys(&row, unread);
-                return Ok(Form::Texts { prompt, completion });
-            }
-            (Some(prompt), Some(completion)) => {
-                let mut turns = list(&called(columns, "prompt"), prompt, false)?;
-                let asked = turns.len();
-                turns.extend(list(&called(columns, "completion"), completion, false)?);
-                (turns, asked)
-            }
-            (prompt, _) => {
-                let (is, lacks) = match prompt {
-                    Some(_) => ("prompt", "completion"),
-                    None => ("completion", "prompt"),
-                };
-                let has = has(&row);
-                return Err(format!("it has a `{is}` and no `{lacks}`{has}"));
-            }
-        },
-        Kind::Pair => {
-            let Some(pair) = Pair::take(&mut row, columns)? else {
-                return Err(without_messages(&row));
-            };
-            if with.reader.is_none() {
-                if let Some(key) = beside {
-                    return Err(format!(
-                        "it has `{key}`, and the model has no chat template that writes it: write `prompt` and `completion`"
-                    ));
-                }
-                let [prompt, completion] = pair.texts()?;
-                note_keys(&row, unread);
-                return Ok(Form::Texts { prompt, completion });
-            }
-            (pair.messages(), 0)
-        }
+        Kind::Completion => of_completion(&mut row, columns, beside)?,
+        Kind::Pair => of_pair(&mut row, with, beside)?,
     };
     note_keys(&row, unread);
+    let turns = match exchange {
+        Exchange::Turns(turns) => turns,
+        Exchange::Texts { prompt, completion } => return Ok(Form::Texts { prompt, completion }),
+    };
     let Some(reader) = &with.reader else {
         return Err(
             "it has messages, and the model has no chat template that writes them: take a model with one (its name often ends with \
@@ -162,7 +153,7 @@ pub(super) fn form(
                 .into(),
         );
     };
-    let (mut messages, mut learned) = talk(with, reader, turns, asked, unread)?;
+    let (mut messages, mut learned) = talk(with, reader, turns, unread)?;
     put_system(&mut messages, own, with.system.as_deref())?;
     while learned.len() < messages.len() {
         learned.insert(0, with.targets == ChatTargets::All);
@@ -170,32 +161,114 @@ pub(super) fn form(
     Ok(Form::Talk(Conversation { messages, tools, learned }))
 }
 
-/// Takes `prompt` and `completion` out of a row. A table has lists of messages as texts.
-fn both(row: &mut Map, columns: &ChatColumns) -> Result<(Option<Json>, Option<Json>), String> {
-    let own = ["role", "content"].map(|key| columns.get(key).unwrap_or(key));
+/// Reads `prompt` and `completion`. `beside` is a key of the row that needs a chat template.
+fn of_completion(
+    row: &mut Map,
+    columns: &ChatColumns,
+    beside: Option<&str>,
+) -> Result<Exchange, String> {
+    const KEYS: [&str; 2] = ["prompt", "completion"];
+    match both(row, columns, KEYS)? {
+        [Some(Json::String(prompt)), Some(Json::String(completion))] => match beside {
+            None => Ok(Exchange::Texts { prompt, completion }),
+            Some(key) => Err(format!(
+                "it has `{key}` beside texts, which no chat template writes: make lists of messages of `prompt` and `completion`"
+            )),
+        },
+        [Some(prompt), Some(completion)] => {
+            answered(prompt, completion, KEYS.map(|key| called(columns, key)))
+        }
+        [prompt, _] => {
+            let (is, lacks) = match prompt {
+                Some(_) => ("prompt", "completion"),
+                None => ("completion", "prompt"),
+            };
+            let has = has(row);
+            Err(format!("it has a `{is}` and no `{lacks}`{has}"))
+        }
+    }
+}
+
+/// Reads a question and its answer. `beside` is a key of the row that needs a chat template.
+fn of_pair(
+    row: &mut Map,
+    with: &ChatSettings<'_>,
+    beside: Option<&str>,
+) -> Result<Exchange, String> {
+    let columns = &with.columns;
+    if let Some(keys) = pairs::keys_of_messages(row, columns, own_keys(columns))? {
+        let [Some(prompt), answer] = both(row, columns, keys)? else {
+            unreachable!("the row has the list of messages")
+        };
+        // As in a pair of texts, an answer that is null is empty.
+        let answer = answer.unwrap_or_else(|| Json::String(String::new()));
+        return answered(prompt, answer, keys.map(|key| called(columns, key)));
+    }
+    let Some(pair) = Pair::take(row, columns)? else { return Err(without_messages(row)) };
+    if with.reader.is_some() {
+        return Ok(Exchange::Turns(Turns::of_chat(pair.messages())));
+    }
+    if let Some(key) = beside {
+        return Err(format!(
+            "it has `{key}`, and the model has no chat template that writes it: write `prompt` and `completion`"
+        ));
+    }
+    let [prompt, completion] = pair.texts()?;
+    Ok(Exchange::Texts { prompt, completion })
+}
+
+/// A prompt that is a list of messages with its answer: a list of messages, or the text of the
+/// assistant's message. `names` are the names of both columns, for messages.
+fn answered(prompt: Json, answer: Json, names: [String; 2]) -> Result<Exchange, String> {
+    let [prompts, answers] = names;
+    let mut messages = list(&prompts, prompt, false)?;
+    let asked = messages.len();
+    let answer = match answer {
+        Json::String(text) => Some(text),
+        other => {
+            messages.extend(list(&answers, other, false)?);
+            None
+        }
+    };
+    Ok(Exchange::Turns(Turns { messages, asked, answer }))
+}
+
+/// Keys of the role and of the content of a message, as `data.columns` names them.
+fn own_keys(columns: &ChatColumns) -> [&str; 2] {
+    ["role", "content"].map(|key| columns.get(key).unwrap_or(key))
+}
+
+/// Takes the values of two keys out of a row. A table has lists of messages as texts.
+fn both(
+    row: &mut Map,
+    columns: &ChatColumns,
+    keys: [&'static str; 2],
+) -> Result<[Option<Json>; 2], String> {
+    let own = own_keys(columns);
     let mut take = |key: &'static str| {
         let value = row.shift_remove(key);
         let list = |value| lists::of_messages(&called(columns, key), value, own);
         value.map(list).transpose()
     };
-    Ok((take("prompt")?, take("completion")?))
+    let [first, second] = keys;
+    Ok([take(first)?, take(second)?])
 }
 
-/// Messages in the form of templates, and which of them are targets. Messages before the number
-/// `asked` are the prompt.
+/// Messages in the form of templates, and which of them are targets.
 fn talk(
     with: &ChatSettings<'_>,
     reader: &ChatReader<'_>,
-    turns: Vec<Json>,
-    asked: usize,
+    turns: Turns,
     unread: &mut IgnoredKeys,
 ) -> Result<(Vec<Json>, Vec<bool>), String> {
+    let Turns { messages: turns, asked, answer } = turns;
     let wrong = |i: usize, why: String| format!("message {}: {why}", i + 1);
     let rename =
         |(i, turn)| columns::of_message(turn, &with.columns, unread).map_err(|why| wrong(i, why));
     let mut turns: Vec<Json> =
         turns.into_iter().enumerate().map(rename).collect::<Result<_, _>>()?;
     name_roles(&mut turns);
+    turns.extend(answer.map(|text| message("assistant", &text)));
     let all = with.targets == ChatTargets::All;
     let (mut messages, mut learned) = (Vec::with_capacity(turns.len()), Vec::new());
     let (mut after_call, mut first) = (false, 0);
@@ -390,43 +463,6 @@ fn put_system(
         )),
         (Some(_), _) => Ok(()),
     }
-}
-
-/// Tools of a row in the form of OpenAI: `tools`, or the older `functions`.
-fn tools(row: &mut Map) -> Result<Option<Json>, String> {
-    let mut take = |key| row.shift_remove(key).filter(|value| !is_empty(value));
-    let (key, value) = match (take("tools"), take("functions")) {
-        (None, None) => return Ok(None),
-        (Some(tools), None) => ("tools", tools),
-        (None, Some(functions)) => ("functions", functions),
-        (Some(_), Some(_)) => {
-            return Err("it has `tools` and `functions`: remove one of them".into());
-        }
-    };
-    let is_text = value.as_str().is_some();
-    let tools = match value {
-        Json::String(text) => {
-            Json::read(&text).map_err(|e| format!("`{key}` is a text, and that is no JSON: {e}"))?
-        }
-        other => other,
-    };
-    let mut tools = match tools {
-        Json::Null => return Ok(None),
-        Json::Array(tools) if tools.is_empty() => return Ok(None),
-        Json::Array(tools) => tools,
-        other => return Err(format!("`{key}` is {}, not a list of tools", kind_of(&other))),
-    };
-    for (i, tool) in tools.iter_mut().enumerate() {
-        let function = tool.get("function").unwrap_or(tool);
-        if function.get("name").and_then(Json::as_str).is_none() {
-            return Err(format!("tool {} of `{key}` has no `name`", i + 1));
-        }
-        // In texts of LLaMA-Factory, and in `functions`, a tool is the function alone.
-        if is_text || key == "functions" {
-            *tool = calls::of_function(std::mem::replace(tool, Json::Null));
-        }
-    }
-    Ok(Some(Json::Array(tools)))
 }
 
 #[cfg(test)]

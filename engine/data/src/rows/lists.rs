@@ -28,13 +28,24 @@ pub(super) fn of_messages(name: &str, value: Json, own: [&str; 2]) -> Result<Jso
         Json::String(text) if text.trim_start().starts_with('[') => text,
         other => return Ok(other),
     };
-    let [first, second] = SPELLINGS;
-    let spellings = [first, second, own];
+    let spellings = spellings(own);
     match parsed(name, &text) {
         Ok(list) if is_chat(&list, &spellings) => Ok(list),
         Err(why) if begins_chat(&text, &spellings) => Err(why),
         Ok(_) | Err(_) => Ok(Json::String(text)),
     }
+}
+
+/// Whether a value is a list of messages. `own` has the keys of the role and of the content by
+/// `data.columns`.
+pub(super) fn is_messages(value: &Json, own: [&str; 2]) -> bool {
+    is_chat(value, &spellings(own))
+}
+
+/// Keys of the role and of the content: those of known programs, and `own`.
+fn spellings(own: [&str; 2]) -> [[&str; 2]; 3] {
+    let [first, second] = SPELLINGS;
+    [first, second, own]
 }
 
 /// Whether a value is a list that a message begins.

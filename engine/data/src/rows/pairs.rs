@@ -29,12 +29,7 @@ impl Pair {
     /// # Errors
     /// Two keys may be the question or the answer, or a value is no text.
     pub(super) fn take(row: &mut Map, columns: &ChatColumns) -> Result<Option<Self>, String> {
-        let question = match key_of(row, columns, &QUESTIONS, "question")? {
-            None if row.contains_key("input") => Some("input"),
-            other => other,
-        };
-        let answer = key_of(row, columns, &ANSWERS, "answer")?;
-        let (Some(question), Some(answer)) = (question, answer) else { return Ok(None) };
+        let Some([question, answer]) = keys(row, columns)? else { return Ok(None) };
         let mut input = INPUTS
             .into_iter()
             .find(|key| *key != question && row.get(*key).is_some_and(|value| !is_empty(value)));
@@ -105,6 +100,43 @@ impl Pair {
     }
 }
 
+/// Keys of a question that is a list of messages, and of its answer; `None` if the question is
+/// anything else. A table has the list of `prompt` as a text. `own` has the keys of a message by
+/// `data.columns`.
+///
+/// # Errors
+/// Two keys may be the question or the answer, or a key beside them belongs to a question of words.
+pub(super) fn keys_of_messages(
+    row: &Map,
+    columns: &ChatColumns,
+    own: [&str; 2],
+) -> Result<Option<[&'static str; 2]>, String> {
+    let Some([question, answer]) = keys(row, columns)? else { return Ok(None) };
+    let name = called(columns, question);
+    let is_messages = match row.get(question) {
+        Some(Json::String(text)) if question == "prompt" && text.trim_start().starts_with('[') => {
+            let value = lists::of_messages(&name, Json::String(text.clone()), own)?;
+            matches!(value, Json::Array(_))
+        }
+        Some(value) => lists::is_messages(value, own),
+        None => false,
+    };
+    if !is_messages {
+        return Ok(None);
+    }
+    let beside = INPUTS
+        .into_iter()
+        .chain(["history"])
+        .find(|key| *key != question && row.get(*key).is_some_and(|value| !is_empty(value)));
+    match beside {
+        Some(key) => Err(format!(
+            "it has {} beside {name}, which is a list of messages: write it as one of the messages, or remove it from the row",
+            called(columns, key)
+        )),
+        None => Ok(Some([question, answer])),
+    }
+}
+
 /// Whether a row has a key of a question.
 pub(super) fn has_question(row: &Map) -> bool {
     QUESTIONS.iter().any(|key| row.contains_key(*key))
@@ -124,6 +156,16 @@ pub(super) fn missing(row: &Map) -> Option<String> {
         )),
         (None, None) => None,
     }
+}
+
+/// The keys of the question and of the answer; `None` if the row lacks one of them.
+fn keys(row: &Map, columns: &ChatColumns) -> Result<Option<[&'static str; 2]>, String> {
+    let question = match key_of(row, columns, &QUESTIONS, "question")? {
+        None if row.contains_key("input") => Some("input"),
+        other => other,
+    };
+    let answer = key_of(row, columns, &ANSWERS, "answer")?;
+    Ok(question.zip(answer).map(|(question, answer)| [question, answer]))
 }
 
 /// The key of the question or of the answer. Keys with empty values give way to others.

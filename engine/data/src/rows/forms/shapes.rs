@@ -263,6 +263,63 @@ fn what_may_be_meant_in_two_ways_is_refused_with_the_remedy() {
     assert!(text.ends_with("assistant\n[c<|im_end|>]\n"), "{text}");
 }
 
+/// The answer to a prompt of messages may have any name of an answer, and may be a text.
+#[test]
+fn a_prompt_of_messages_has_its_answer_in_any_column_of_answers() {
+    let document = |row: &Json, names: &[(&str, &str)]| {
+        shown(row, &columns(names), ChatTargets::Answers, false)
+            .unwrap_or_else(|why| panic!("{row}: {why}"))
+    };
+    let prompt = json!([turn("user", "a"), turn("assistant", "b"), turn("user", "c")]);
+    let whole = json!({ "prompt": prompt, "completion": [turn("assistant", "d")] });
+    let expected = document(&whole, &[]);
+    assert!(expected.0.ends_with("assistant\n[d<|im_end|>]\n"), "{}", expected.0);
+    assert_eq!(expected.0.matches('[').count(), 1, "{}", expected.0);
+    for key in ["output", "answer", "response", "solution", "completion"] {
+        for answer in [json!("d"), json!([turn("assistant", "d")])] {
+            let row = json!({ "prompt": prompt, key: answer });
+            assert_eq!(document(&row, &[]), expected, "{row}");
+        }
+    }
+    for question in ["question", "input", "instruction"] {
+        let row = json!({ question: prompt, "output": "d" });
+        assert_eq!(document(&row, &[]), expected, "{row}");
+    }
+    let row = json!({ "asked": prompt, "reply": "d" });
+    for names in [["prompt", "completion"], ["instruction", "output"]] {
+        let [first, second] = names;
+        assert_eq!(document(&row, &[(first, "asked"), (second, "reply")]), expected);
+    }
+    // A table has the list as a text.
+    let row = json!({ "prompt": prompt.to_string(), "response": "d" });
+    assert_eq!(document(&row, &[]), expected);
+    // The spelling of a role in the prompt does not depend on the answer.
+    let shared = json!([
+        { "from": "User", "value": "a" }, { "from": "Bot", "value": "b" }, { "from": "User", "value": "c" }
+    ]);
+    assert_eq!(document(&json!({ "prompt": shared, "response": "d" }), &[]), expected);
+
+    let refused = |row: Json, is_base: bool, said: &str| match shown(
+        &row,
+        &ChatColumns::default(),
+        ChatTargets::Answers,
+        is_base,
+    ) {
+        Ok((text, _)) => panic!("taken: {row}\n{text}"),
+        Err(why) => assert!(why.contains(said), "{row}\n{said}\n{why}"),
+    };
+    for key in ["input", "context", "history"] {
+        let said = format!("it has `{key}` beside `prompt`, which is a list of messages: write it");
+        refused(json!({ "prompt": prompt, "response": "d", key: "e" }), false, &said);
+    }
+    let row = json!({ "prompt": prompt, "response": "d" });
+    refused(row, true, "it has messages, and the model has no chat template that writes them");
+    let row = json!({ "prompt": prompt, "response": 3 });
+    refused(row, false, "`response` is a number, not a list of messages");
+    let row = json!({ "prompt": ["a"], "response": "d" });
+    refused(row, false, "`prompt` is a list, not a text");
+}
+
 /// A spelling of a role is replaced only if it alone can mean the role.
 #[test]
 fn roles_keep_their_names_where_two_can_be_meant() {
