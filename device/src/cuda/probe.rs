@@ -2,7 +2,7 @@
 
 use super::driver::{self, Context};
 use super::libraries::LibraryFile;
-use super::{blaslt, nccl, nvrtc};
+use super::{blaslt, cudnn, nccl, nvrtc};
 use crate::threads::panics;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -52,7 +52,7 @@ pub struct Probe {
     pub driver_file: Option<PathBuf>,
     /// GPUs in the driver's order, which `CUDA_VISIBLE_DEVICES` changes.
     pub gpus: Vec<GpuInfo>,
-    /// NVRTC, cuBLASLt, NCCL.
+    /// NVRTC, cuBLASLt, NCCL, cuDNN.
     pub libraries: Vec<LibraryInfo>,
     /// Compute capabilities for which NVRTC compiles. `None` if it reports none, as before CUDA
     /// 11.2.
@@ -137,6 +137,8 @@ impl Probe {
 
 const NVRTC: &str = "NVRTC";
 const NCCL: &str = "NCCL";
+/// Only for `attention: Cudnn`.
+const CUDNN: &str = "cuDNN";
 
 /// The first CUDA version that compiles for each architecture, according to CUDA's release notes.
 const SINCE: [(u32, &str); 9] = [
@@ -193,6 +195,7 @@ pub fn probe() -> Probe {
         compiler,
         library("cuBLASLt", true, guarded(blaslt_version), blaslt::file),
         library(NCCL, false, guarded(nccl_version), nccl::file),
+        library(CUDNN, false, guarded(cudnn::version), cudnn::file),
     ];
     Probe { driver, driver_file: driver::file(), gpus, libraries, architectures }
 }

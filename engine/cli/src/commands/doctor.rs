@@ -181,6 +181,9 @@ fn library(library: &LibraryInfo) -> Finding {
         Err(why) if *required => Finding::new(Verdict::Fail, name, why).remedy(
             "install onebox's extra `cuda12` or `cuda13` with pip, or the CUDA toolkit (12 or 13), and set CUDA_HOME if it is not in /usr/local/cuda",
         ),
+        Err(why) if *name == "cuDNN" => Finding::new(Verdict::Warn, name, why).remedy(
+            "only `attention: Cudnn` needs it: onebox's extras `cuda12` and `cuda13` install it",
+        ),
         Err(why) => Finding::new(Verdict::Warn, name, why).remedy(
             "without it GPUs exchange data by kernels that read each other's memory, if they can",
         ),
