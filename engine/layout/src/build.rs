@@ -171,8 +171,12 @@ pub const fn attention_library(config: &Config) -> AttentionLibrary {
     }
 }
 
-/// Most bytes of scratch for a pass of cuDNN's attention.
-fn cudnn_scratch(shape: &DecoderShape) -> u64 {
+/// Most bytes of scratch for a pass of attention by a library; 0 for onebox's own kernels.
+fn library_scratch(config: &Config) -> u64 {
+    let shape = match config.attention {
+        Attention::Own => return 0,
+        Attention::Cudnn => shape(config),
+    };
     let heads = Heads {
         count: shape.heads / shape.tp_size,
         kv_count: shape.kv_heads / shape.tp_size,
@@ -206,11 +210,12 @@ pub fn scratch_floats(shape: &DecoderShape) -> ScratchFloats {
 }
 
 /// Bytes of each GPU that `plan` needs. On real GPUs this includes the scratch of kernels and
-/// matmuls.
+/// matmuls, and on simulated ones that of a library for attention.
 pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
     match config.device {
         DeviceConfig::Cuda => cuda::device_bytes(plan, op_scratch(config)),
-        DeviceConfig::Cpu { .. } | DeviceConfig::Sim { .. } => plan.bytes(Arena::Device),
+        DeviceConfig::Sim { .. } => plan.bytes(Arena::Device) + library_scratch(config),
+        DeviceConfig::Cpu { .. } => plan.bytes(Arena::Device),
     }
 }
 
@@ -223,11 +228,7 @@ pub fn op_scratch(config: &Config) -> u64 {
     let attention = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
     let gains = if shape.architecture.qk_norm { cuda::gains_scratch(shape.head_dim) } else { 0 };
     let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.architecture.rms_norm);
-    let library = match attention_library(config) {
-        AttentionLibrary::Own => 0,
-        AttentionLibrary::Cudnn => cudnn_scratch(&shape),
-    };
-    attention.max(gains).max(norms).max(library)
+    attention.max(gains).max(norms).max(library_scratch(config))
 }
 
 /// Most bytes that a GPU of `config` can hold; `None` if the real GPUs cannot be examined.
