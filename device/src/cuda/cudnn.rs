@@ -245,21 +245,25 @@ impl Graph {
         self.tensors[node.0].0
     }
 
-    /// Adds an operation with its tensors by attribute, and the description `description`.
-    fn operation(
-        &mut self,
-        kind: Kind,
-        description: Option<(Name, Descriptor)>,
-        tensors: &[(Name, Node)],
-    ) -> Result<(), String> {
+    /// An operation with its tensors by attribute.
+    fn operation(&self, kind: Kind, tensors: &[(Name, Node)]) -> Result<Descriptor, String> {
         let operation = Descriptor::new(kind)?;
-        if let Some((name, description)) = description {
-            operation.set(name, &[description.0])?;
-            self.descriptions.push(description);
-        }
         for &(name, node) in tensors {
             operation.set(name, &[self.raw(node)])?;
         }
+        Ok(operation)
+    }
+
+    /// Adds an operation that attribute `name` describes further.
+    fn add(
+        &mut self,
+        operation: Descriptor,
+        name: Name,
+        description: Descriptor,
+    ) -> Result<(), String> {
+        let description = description.finalize()?;
+        operation.set(name, &[description.0])?;
+        self.descriptions.push(description);
         self.operations.push(operation.finalize()?);
         Ok(())
     }
@@ -280,7 +284,6 @@ impl Graph {
         if let Some(axis) = axis {
             how.set(Name::CUDNN_ATTR_POINTWISE_AXIS, &[axis])?;
         }
-        let how = (Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how.finalize()?);
         let names = [
             Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
             Name::CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
@@ -289,20 +292,23 @@ impl Graph {
         assert!(inputs.len() <= names.len(), "an operation has at most three inputs");
         let mut tensors: Vec<_> = names.into_iter().zip(inputs.iter().copied()).collect();
         tensors.push((Name::CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y));
-        self.operation(Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, Some(how), &tensors)
+        let operation =
+            self.operation(Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, &tensors)?;
+        self.add(operation, Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how)
     }
 
     /// c = a b for each sample and head.
     fn matmul(&mut self, a: Node, b: Node, c: Node) -> Result<(), String> {
         let how = Descriptor::new(Kind::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?;
         how.set(Name::CUDNN_ATTR_MATMUL_COMP_TYPE, &[Data::CUDNN_DATA_FLOAT])?;
-        let how = (Name::CUDNN_ATTR_OPERATION_MATMUL_DESC, how.finalize()?);
         let tensors = [
             (Name::CUDNN_ATTR_OPERATION_MATMUL_ADESC, a),
             (Name::CUDNN_ATTR_OPERATION_MATMUL_BDESC, b),
             (Name::CUDNN_ATTR_OPERATION_MATMUL_CDESC, c),
         ];
-        self.operation(Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, Some(how), &tensors)
+        let operation =
+            self.operation(Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, &tensors)?;
+        self.add(operation, Name::CUDNN_ATTR_OPERATION_MATMUL_DESC, how)
     }
 
     /// y = x summed, or its largest elements, over the axes that y lacks.
@@ -310,12 +316,13 @@ impl Graph {
         let how = Descriptor::new(Kind::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?;
         how.set(Name::CUDNN_ATTR_REDUCTION_COMP_TYPE, &[Data::CUDNN_DATA_FLOAT])?;
         how.set(Name::CUDNN_ATTR_REDUCTION_OPERATOR, &[fold])?;
-        let how = (Name::CUDNN_ATTR_OPERATION_REDUCTION_DESC, how.finalize()?);
         let tensors = [
             (Name::CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x),
             (Name::CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y),
         ];
-        self.operation(Kind::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, Some(how), &tensors)
+        let operation =
+            self.operation(Kind::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, &tensors)?;
+        self.add(operation, Name::CUDNN_ATTR_OPERATION_REDUCTION_DESC, how)
     }
 
     /// y = x in another layout.
@@ -324,7 +331,10 @@ impl Graph {
             (Name::CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x),
             (Name::CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y),
         ];
-        self.operation(Kind::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, None, &tensors)
+        let operation =
+            self.operation(Kind::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, &tensors)?;
+        self.operations.push(operation.finalize()?);
+        Ok(())
     }
 
     /// The first plan of the library's heuristics that it can build on this GPU.

@@ -25,6 +25,7 @@ mod pace;
 mod probe;
 mod progress;
 mod rank_access;
+mod scratch;
 mod timeline;
 mod watchdog;
 
@@ -35,6 +36,7 @@ pub use memory::Peers;
 pub use memory::{page_tables, pinned_bytes};
 pub use open::{AttentionLibrary, Collectives, CudaOptions, open};
 pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe, try_compiler};
+pub use scratch::{attention_workspace, device_bytes, gains_scratch, norm_scratch};
 
 /// Items for tests that run the kernels on an emulator.
 #[doc(hidden)]
@@ -48,14 +50,14 @@ pub mod testing {
 }
 
 use crate::op::lane::{Clock, join};
-use crate::op::{CollectiveKind, CollectiveOp, Heads, Product};
+use crate::op::{CollectiveKind, CollectiveOp, Product};
 use crate::ranks::queue::Queue;
 use crate::ranks::rank_state::RankState;
 use crate::{
-    Activity, AdmittedOp, Arena, Error, Event, Executor, LANES, Lane, Op, Plan, Rank, Reduction,
-    Tensor, ThreadTeam, View, ViewMut,
+    Activity, AdmittedOp, Arena, Error, Event, Executor, LANES, Lane, Op, Rank, Reduction, Tensor,
+    ThreadTeam, View, ViewMut,
 };
-use blas::{Blas, WORKSPACE};
+use blas::{Blas, Workspace};
 use collectives::Transport;
 use compile::{Kernels, LaunchError};
 use cudnn::{Attention, AttentionOp};
@@ -65,7 +67,7 @@ use host::HostJob;
 use launch::DeviceElements;
 use launch::Launch;
 use marks::{Marks, PendingWait, STREAMS};
-use memory::{Arrangement, Peer};
+use memory::Peer;
 use pace::Pace;
 use progress::Progress;
 use std::cell::{Cell, RefCell};
@@ -74,27 +76,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use timeline::Timeline;
-
-/// Bytes of a GPU for a rank: `plan`, `scratch` for kernels, and the workspace of matmuls.
-pub fn device_bytes(plan: &Plan, scratch: u64) -> u64 {
-    Arrangement::new(plan, scratch, WORKSPACE).bytes
-}
-
-/// Bytes of scratch for the gradients of the gains of heads of `dim` elements.
-pub const fn gains_scratch(dim: usize) -> u64 {
-    launch::rotary_scratch_bytes(dim)
-}
-
-/// Bytes of scratch for the gradients of a norm's gain and bias. `shape`: (rows, columns).
-pub const fn norm_scratch(shape: (usize, usize), has_bias: bool) -> u64 {
-    launch::norm_scratch_bytes(shape, if has_bias { 2 } else { 1 })
-}
-
-/// Most bytes of scratch for a pass of cuDNN's attention over `samples` of `seq_len` tokens, by the
-/// shape of its heads and the elements of each.
-pub fn attention_workspace(samples: usize, heads: Heads, dim: usize) -> u64 {
-    cudnn::workspace_bytes(samples, heads.count, heads.kv_count, heads.seq_len, dim)
-}
 
 /// Index of the Host lane's pinned word, which follows the words of the streams' progress.
 const HOST_WORD: usize = STREAMS;
@@ -197,7 +178,9 @@ impl Gpu {
                 None => match (&self.attention, AttentionOp::of(&op.op)) {
                     (Some(library), Some(attention)) => {
                         let at = |t: Tensor| self.peer.at(t);
-                        let done = library.borrow_mut().run(stream, &attention, &at, self.scratch);
+                        let (address, bytes) = self.scratch;
+                        let memory = Workspace { address, bytes };
+                        let done = library.borrow_mut().run(stream, &attention, &at, memory);
                         done.map_err(|problem| self.library_failed(op, stream, &problem))
                     }
                     _ => self.kernels(op, stream, &op.op),
@@ -512,7 +495,7 @@ const _: () = assert!(HOST_WORD < LANES);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dtype, Pool};
+    use crate::{Dtype, Plan, Pool};
 
     #[test]
     fn copies_stay_within_pieces_of_pinned_memory() {

@@ -1,6 +1,5 @@
 //! Rules between keys. Each error shows every value of the rule, and the arithmetic.
 
-use super::attention;
 use super::reading::{ConfigReader, Violation, float_text};
 use super::{
     Accumulate, Config, DeviceConfig, Placement, Recompute, ScheduleConfig, ScheduleKind, Transfer,
@@ -44,7 +43,7 @@ const fn rules<'a>() -> [Rule<'a>; 43] {
         Computed(Checks::fp8_sizes),
         Clashes(Checks::PLACES),
         Computed(Checks::checkpoints),
-        Clashes(attention::CLASHES),
+        Clashes(Checks::LIBRARIES),
         Computed(Checks::shares_over_ranks),
         Clashes(SPLIT_TWICE),
         Computed(Checks::checkpoint_sets),

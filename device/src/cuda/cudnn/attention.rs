@@ -3,6 +3,7 @@
 //! library's fused kernels recognise ("cuDNN backend", section "Supported graph patterns").
 
 use super::{Data, ExecutionPlan, Fold, Graph, Handle, Layout, Mode, Node, Storage};
+use crate::cuda::blas::Workspace;
 use crate::cuda::driver::Stream;
 use crate::op::Heads;
 use crate::{Dropout, Dtype, Op, Tensor};
@@ -138,7 +139,7 @@ impl Attention {
         Ok(Self { passes: HashMap::new(), handle })
     }
 
-    /// Enqueues `op`. `at` gives a tensor's address; `workspace`: address and bytes.
+    /// Enqueues `op`. `at` gives a tensor's address.
     ///
     /// # Errors
     /// The library has no plan for the shape, or its plan needs more workspace.
@@ -147,7 +148,7 @@ impl Attention {
         stream: &Stream,
         op: &AttentionOp,
         at: &dyn Fn(Tensor) -> u64,
-        (address, room): (u64, u64),
+        memory: Workspace,
     ) -> Result<(), String> {
         let key = (op.shape, op.gradients.is_some());
         let pass = match self.passes.get(&key) {
@@ -170,6 +171,7 @@ impl Attention {
         };
         let mut tensors: Vec<(Node, u64)> = own(pass.qkv, op.qkv).collect();
         tensors.extend([(pass.out, at(op.out)), (pass.lse, at(op.lse))]);
+        let Workspace { address, bytes: room } = memory;
         let mut workspace = address;
         if let (Some(nodes), Some([d_out, d_qkv])) = (pass.backward, op.gradients) {
             tensors.extend(own(nodes.d_qkv, d_qkv));

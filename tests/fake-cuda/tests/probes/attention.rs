@@ -5,8 +5,34 @@ use crate::small;
 use device::cuda::{AttentionLibrary, attention_workspace};
 use device::{Device, Dropout, Dtype, Heads, Op, Plan, Tensor, random};
 
-/// A shape: samples, heads of queries, heads of keys, tokens, elements of a head.
-type Shape = (usize, usize, usize, usize, usize);
+/// A shape of attention.
+#[derive(Clone, Copy)]
+struct Shape {
+    samples: usize,
+    heads: usize,
+    kv_heads: usize,
+    tokens: usize,
+    /// Elements of a head.
+    dim: usize,
+}
+
+impl Shape {
+    const fn new([samples, heads, kv_heads, tokens, dim]: [usize; 5]) -> Self {
+        Self { samples, heads, kv_heads, tokens, dim }
+    }
+
+    const fn heads(self) -> Heads {
+        let Self { heads: count, kv_heads: kv_count, tokens: seq_len, .. } = self;
+        Heads { count, kv_count, first: 0, total: count, seq_len }
+    }
+}
+
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { samples, heads, kv_heads, tokens, dim } = self;
+        write!(f, "{samples}x{heads}/{kv_heads}x{tokens}x{dim}")
+    }
+}
 
 /// The tensors of both passes.
 #[derive(Clone, Copy)]
@@ -20,8 +46,10 @@ struct Passes {
 }
 
 impl Passes {
-    fn new(plan: &mut Plan, dtype: Dtype, (samples, count, kv_count, seq_len, dim): Shape) -> Self {
-        let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
+    fn new(plan: &mut Plan, dtype: Dtype, shape: Shape) -> Self {
+        let heads = shape.heads();
+        let Shape { samples, dim, .. } = shape;
+        let Heads { count, kv_count, seq_len, .. } = heads;
         let rows = samples * seq_len;
         let (row, all) = ((rows, count * dim), (rows, (count + 2 * kv_count) * dim));
         Self {
@@ -75,9 +103,7 @@ fn apart(a: &[f64], b: &[f64]) -> f64 {
 }
 
 fn device(plan: Plan, library: AttentionLibrary, shape: Shape) -> Device {
-    let (samples, count, kv_count, seq_len, dim) = shape;
-    let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
-    open_with(plan, library, attention_workspace(samples, heads, dim))
+    open_with(plan, library, attention_workspace(shape.samples, shape.heads(), shape.dim))
 }
 
 fn compare(dtype: Dtype, shape: Shape) {
@@ -93,16 +119,15 @@ fn compare(dtype: Dtype, shape: Shape) {
             Ok(first) => results.push((first, same)),
             Err(why) => {
                 return eprintln!(
-                    "figure attention-apart {shape:?} {dtype:?} {library:?} note={why}"
+                    "figure attention-apart {shape} {dtype:?} {library:?} note={why}"
                 );
             }
         }
     }
     let [(own, _), (library, same)] = [results[0].clone(), results[1].clone()];
     let [out, lse, d_qkv] = [0, 1, 2].map(|i| apart(&own[i], &library[i]));
-    let (samples, count, kv_count, seq_len, dim) = shape;
     eprintln!(
-        "figure attention-apart shape={samples}x{count}/{kv_count}x{seq_len}x{dim} dtype={dtype:?} out={out:.1e} \
+        "figure attention-apart shape={shape} dtype={dtype:?} out={out:.1e} \
          lse={lse:.1e} d_qkv={d_qkv:.1e} same-bits={same}"
     );
 }
@@ -114,30 +139,28 @@ fn time(library: AttentionLibrary, shape: Shape) {
     passes.fill(&dev);
     let runs = if small() { 1 } else { 30 };
     let us = |backward| seconds(&dev, runs, &|_| passes.op(backward)).map(|s| 1e6 * s);
-    let (samples, count, kv_count, seq_len, dim) = shape;
-    let shape = format!("{samples}x{count}/{kv_count}x{seq_len}x{dim}");
     match (us(false), us(true)) {
         (Ok(forward), Ok(backward)) => eprintln!(
             "figure attention-time shape={shape} library={library:?} forward-us={forward:.1} backward-us={backward:.1}"
         ),
         (forward, backward) => {
-            eprintln!("figure attention-time shape={shape} note={forward:?} {backward:?}")
+            eprintln!("figure attention-time shape={shape} note={forward:?} {backward:?}");
         }
     }
 }
 
 pub(crate) fn measure() {
     if small() {
-        return time(AttentionLibrary::Own, (1, 2, 1, 8, 8));
+        return time(AttentionLibrary::Own, Shape::new([1, 2, 1, 8, 8]));
     }
     for dtype in [Dtype::Bf16, Dtype::F16] {
-        for shape in [(2, 8, 2, 512, 128), (3, 4, 4, 200, 64), (1, 6, 2, 1030, 96)] {
-            compare(dtype, shape);
+        for shape in [[2, 8, 2, 512, 128], [3, 4, 4, 200, 64], [1, 6, 2, 1030, 96]] {
+            compare(dtype, Shape::new(shape));
         }
     }
-    for shape in [(8, 16, 16, 1024, 128), (2, 32, 8, 4096, 128), (1, 32, 8, 8192, 128)] {
+    for shape in [[8, 16, 16, 1024, 128], [2, 32, 8, 4096, 128], [1, 32, 8, 8192, 128]] {
         for library in [AttentionLibrary::Own, AttentionLibrary::Cudnn] {
-            time(library, shape);
+            time(library, Shape::new(shape));
         }
     }
 }
