@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 
+mod attention;
 mod chats;
 mod fine_tune;
 mod refusals;

@@ -4,8 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::{Answer, bad, demand, descriptor, descriptor::Content, unsupported};
-use crate::sync::lock;
+use super::{Answer, bad, demand, unsupported};
 
 /// Numbers of `cudnnBackendDescriptorType_t`.
 pub(super) mod kind {
@@ -172,46 +171,19 @@ impl Values {
         };
         Ok(Self { of, all: (0..count).map(read).collect() })
     }
-}
 
-/// What the library answers for an attribute.
-#[derive(Debug)]
-pub(super) enum Reply {
-    /// Numbers of a type.
-    Numbers(Values),
-    /// Contents for descriptors that the caller has made.
-    Contents(Vec<Content>),
-}
-
-impl Reply {
     /// Writes the values, as far as the caller has room; returns their number.
-    pub(super) fn write(&self, room: i64, values: *mut c_void) -> Answer<i64> {
-        demand(!values.is_null(), || "no place for the values".into())?;
-        let room = usize::try_from(room).unwrap_or(0);
-        let written = match self {
-            Self::Numbers(numbers) => {
-                let size = bytes(numbers.of)?;
-                let written = numbers.all.len().min(room);
-                for (i, number) in numbers.all[..written].iter().enumerate() {
-                    let bits = number.to_le_bytes();
-                    // SAFETY: the caller has room for `room` values of `size` bytes.
-                    unsafe {
-                        let to = values.cast::<u8>().add(i * size);
-                        to.copy_from_nonoverlapping(bits.as_ptr(), size);
-                    }
-                }
-                written
+    pub(super) fn write(&self, room: usize, values: *mut c_void) -> Answer<usize> {
+        let size = bytes(self.of)?;
+        let written = self.all.len().min(room);
+        for (i, number) in self.all[..written].iter().enumerate() {
+            let bits = number.to_le_bytes();
+            // SAFETY: the caller has room for `room` values of `size` bytes.
+            unsafe {
+                let to = values.cast::<u8>().add(i * size);
+                to.copy_from_nonoverlapping(bits.as_ptr(), size);
             }
-            Self::Contents(contents) => {
-                let written = contents.len().min(room);
-                for (i, content) in contents[..written].iter().enumerate() {
-                    // SAFETY: the caller has `room` descriptors there.
-                    let raw = unsafe { values.cast::<*mut c_void>().add(i).read_unaligned() };
-                    lock(&*descriptor(raw)?).fill(content.clone())?;
-                }
-                written
-            }
-        };
-        Ok(written as i64)
+        }
+        Ok(written)
     }
 }

@@ -1,4 +1,5 @@
 //! Descriptors: attributes until they are finalized, and then what the attributes describe.
+#![expect(unsafe_code, reason = "reads handles of descriptors from the caller's memory")]
 
 use std::{
     collections::BTreeMap,
@@ -8,13 +9,12 @@ use std::{
 
 use super::{
     Answer, EXECUTION_FAILED, NOT_SUPPORTED, Refusal,
-    attributes::{Reply, Values, kind, name, of, rule},
-    bad, content, demand,
-    execution::VariantPack,
+    attributes::{Values, kind, name, of, rule},
+    bad, content, demand, descriptor,
     graph::{Action, Data, Fold, Graph, Mode, Operation, Place, Tensor},
     library_handle, unsupported,
 };
-use crate::{failure::fails, machine::current_device};
+use crate::{failure::fails, machine::current_device, sync::lock};
 
 /// `CUDNN_NUMERICAL_NOTE_TENSOR_CORE` and `CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC`.
 const ON_TENSOR_CORES: u64 = 0;
@@ -57,6 +57,40 @@ pub(super) enum Content {
     Engine(Engine),
     Plan(Engine),
     VariantPack(Arc<VariantPack>),
+}
+
+/// Addresses of a graph's tensors by number, and of the workspace; 0: none.
+#[derive(Debug)]
+pub(super) struct VariantPack {
+    pub(super) addresses: BTreeMap<u64, usize>,
+    pub(super) workspace: usize,
+}
+
+/// What the library answers for an attribute.
+#[derive(Debug)]
+pub(super) enum Reply {
+    Numbers(Values),
+    /// Contents for descriptors that the caller has made.
+    Contents(Vec<Content>),
+}
+
+impl Reply {
+    /// Writes the values, as far as the caller has room; returns their number.
+    pub(super) fn write(&self, room: i64, values: *mut c_void) -> Answer<i64> {
+        demand(!values.is_null(), || "no place for the values".into())?;
+        let room = usize::try_from(room).unwrap_or(0);
+        let contents = match self {
+            Self::Numbers(numbers) => return numbers.write(room, values).map(|count| count as i64),
+            Self::Contents(contents) => contents,
+        };
+        let written = contents.len().min(room);
+        for (i, content) in contents[..written].iter().enumerate() {
+            // SAFETY: the caller has `room` descriptors there.
+            let raw = unsafe { values.cast::<*mut c_void>().add(i).read_unaligned() };
+            lock(&*descriptor(raw)?).fill(content.clone())?;
+        }
+        Ok(written as i64)
+    }
 }
 
 /// A descriptor of the library.

@@ -4,12 +4,12 @@
 use std::{
     collections::BTreeMap,
     ffi::{c_int, c_void},
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::Ordering::Relaxed,
 };
 
 use super::{
     Answer, EXECUTION_FAILED, Refusal, bad, content, demand,
-    descriptor::{Content, Engine},
+    descriptor::{Content, Engine, VariantPack},
     graph::{Data, Place, Tensor},
     interpreter::Interpreter,
     library_handle,
@@ -18,13 +18,6 @@ use crate::{
     call::CallResult, config::config, counters::STATS, driver::memory::check_accessible,
     failure::fails, machine::stream, sync::lock,
 };
-
-/// Addresses of a graph's tensors by number, and of the workspace; 0: none.
-#[derive(Debug)]
-pub(super) struct VariantPack {
-    pub(super) addresses: BTreeMap<u64, usize>,
-    pub(super) workspace: usize,
-}
 
 /// Enqueues a plan. Numbers of the host are read before the call returns.
 pub(super) fn enqueue(handle: *mut c_void, plan: *mut c_void, pack: *mut c_void) -> Answer {
@@ -72,7 +65,6 @@ fn check(engine: &Engine, pack: &VariantPack) -> Answer<BTreeMap<u64, f32>> {
 /// Computes the graph. The workspace is filled with NaN, so that no other array can lie in it. An
 /// engine that is not deterministic changes the order of its sums in every other run.
 fn run(engine: &Engine, pack: &VariantPack, values: BTreeMap<u64, f32>) -> CallResult {
-    static RUNS: AtomicU64 = AtomicU64::new(0);
     let graph = &engine.graph;
     for tensor in graph.given.values().filter(|tensor| tensor.place == Place::Memory) {
         let Data::Number(float) = tensor.data else { continue };
@@ -86,7 +78,7 @@ fn run(engine: &Engine, pack: &VariantPack, values: BTreeMap<u64, f32>) -> CallR
     }
     // SAFETY: just checked.
     unsafe { (pack.workspace as *mut u8).write_bytes(0xFF, room) };
-    let even = RUNS.fetch_add(1, Relaxed).is_multiple_of(2);
+    let even = graph.runs.fetch_add(1, Relaxed).is_multiple_of(2);
     let ascending = even || engine.is_deterministic();
     Interpreter::new(&pack.addresses, values, ascending).run(graph);
     Ok(())

@@ -1,6 +1,9 @@
 //! Graphs of operations on tensors of four axes, and which of them are refused.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::AtomicU64},
+};
 
 use super::{Answer, bad, demand, unsupported};
 use crate::number::Float;
@@ -226,6 +229,8 @@ pub(super) struct Graph {
     pub(super) operations: Vec<Arc<Operation>>,
     /// The tensors in memory and the numbers of the host, by number.
     pub(super) given: BTreeMap<u64, Arc<Tensor>>,
+    /// Number of times that the graph was computed.
+    pub(super) runs: AtomicU64,
 }
 
 impl Graph {
@@ -249,7 +254,7 @@ impl Graph {
             demand(earlier.is_none(), || format!("tensor {number} is computed twice"))?;
         }
         tensors.retain(|_, tensor| tensor.place != Place::Virtual);
-        Ok(Self { operations, given: tensors })
+        Ok(Self { operations, given: tensors, runs: AtomicU64::new(0) })
     }
 
     /// Bytes of workspace: one matrix of 16 bits that is reshaped, and each array of 16 bits that

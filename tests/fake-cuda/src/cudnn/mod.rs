@@ -1,6 +1,6 @@
 //! `libcudnn.so.9`: the backend interface. Descriptors keep the attributes that are set on them
-//! ([`attributes`]), a finalized descriptor is checked ([`descriptor`]), and a plan computes any
-//! graph of the operations that [`graph`] knows, op by op ([`interpreter`]).
+//! (`attributes`), a finalized descriptor is checked (`descriptor`), and a plan computes any graph
+//! of the operations that `graph` knows, op by op (`interpreter`).
 #![expect(unsafe_code, reason = "exported C functions; attributes are values of the caller")]
 
 mod attributes;
