@@ -132,8 +132,8 @@ fn graphs() -> u64 {
     fake_cuda::stats().expect("the fake driver").graphs
 }
 
-/// Compares both passes of cuDNN with those of onebox's kernels, in each 16-bit type. Both round the
-/// weights to the type before they multiply them.
+/// Compares both passes of cuDNN with those of onebox's kernels, in each 16-bit type. Both round
+/// the weights to the type before they multiply them.
 pub(super) fn agrees() {
     for (dtype, unit) in [(Dtype::Bf16, 1.0 / 256.0), (Dtype::F16, 1.0 / 2048.0)] {
         for shape in SHAPES {

@@ -10,9 +10,9 @@ use std::{
 use super::{
     Answer, EXECUTION_FAILED, NOT_SUPPORTED, Refusal,
     attributes::{Values, kind, name, of, rule},
-    bad, content, demand, descriptor,
+    bad, content, demand,
     graph::{Action, Data, Fold, Graph, Mode, Operation, Place, Tensor},
-    library_handle, unsupported,
+    library_handle, live_descriptor, unsupported,
 };
 use crate::{failure::fails, machine::current_device, sync::lock};
 
@@ -87,7 +87,7 @@ impl Reply {
         for (i, content) in contents[..written].iter().enumerate() {
             // SAFETY: the caller has `room` descriptors there.
             let raw = unsafe { values.cast::<*mut c_void>().add(i).read_unaligned() };
-            lock(&*descriptor(raw)?).fill(content.clone())?;
+            lock(&*live_descriptor(raw)?).fill(content.clone())?;
         }
         Ok(written as i64)
     }

@@ -1,5 +1,5 @@
-//! Computes a graph op by op: elements are f32, sums have a fixed order, and each result is rounded to
-//! the type of its tensor.
+//! Computes a graph op by op: elements are f32, sums have a fixed order, and each result is rounded
+//! to the type of its tensor.
 #![expect(unsafe_code, reason = "tensors are given by address")]
 
 use std::collections::BTreeMap;

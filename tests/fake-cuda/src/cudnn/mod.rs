@@ -73,13 +73,13 @@ fn library_handle(raw: *mut c_void) -> Answer<Arc<LibraryHandle>> {
     tables().handles.get(raw).or_else(|_| bad("this is no live handle of the library"))
 }
 
-fn descriptor(raw: *mut c_void) -> Answer<Arc<Mutex<Descriptor>>> {
+fn live_descriptor(raw: *mut c_void) -> Answer<Arc<Mutex<Descriptor>>> {
     tables().descriptors.get(raw).or_else(|_| bad("this is no live descriptor"))
 }
 
 /// The content of a finalized descriptor.
 fn content(raw: *mut c_void) -> Answer<Content> {
-    match &lock(&*descriptor(raw)?).content {
+    match &lock(&*live_descriptor(raw)?).content {
         Some(content) => Ok(content.clone()),
         None => bad("a descriptor is not finalized"),
     }
@@ -148,7 +148,7 @@ unsafe extern "C" fn cudnnBackendDestroyDescriptor(raw: *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cudnnBackendFinalize(raw: *mut c_void) -> c_int {
-    status(descriptor(raw).and_then(|descriptor| lock(&descriptor).finalize()))
+    status(live_descriptor(raw).and_then(|descriptor| lock(&descriptor).finalize()))
 }
 
 #[unsafe(no_mangle)]
@@ -159,7 +159,7 @@ unsafe extern "C" fn cudnnBackendSetAttribute(
     count: i64,
     values: *const c_void,
 ) -> c_int {
-    status(descriptor(raw).and_then(|descriptor| {
+    status(live_descriptor(raw).and_then(|descriptor| {
         let values = Values::read(of, count, values)?;
         lock(&descriptor).set(name, values)
     }))
@@ -174,7 +174,7 @@ unsafe extern "C" fn cudnnBackendGetAttribute(
     count: *mut i64,
     values: *mut c_void,
 ) -> c_int {
-    status(descriptor(raw).and_then(|descriptor| {
+    status(live_descriptor(raw).and_then(|descriptor| {
         // The lock ends here: the results may be written into other descriptors.
         let answer = lock(&descriptor).answer(name, of)?;
         let written = answer.write(room, values)?;
