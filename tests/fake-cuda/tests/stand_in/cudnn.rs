@@ -27,14 +27,14 @@ impl Cudnn {
 
     fn function<F>(&self, name: &str) -> Symbol<'_, F> {
         // SAFETY: the callers below give the types of the interface.
-        unsafe { self.0.get(name.as_bytes()) }.unwrap()
+        unsafe { self.0.get(name) }.unwrap()
     }
 
     /// A status with the text of the last error, which is empty after a success.
     fn answer(&self, status: c_int) -> (c_int, String) {
         let last: Symbol<'_, unsafe extern "C" fn(*mut c_char, usize)> =
             self.function("cudnnGetLastErrorString");
-        let mut text = [0 as c_char; 256];
+        let mut text: [c_char; 256] = [0; 256];
         // SAFETY: room for so many bytes.
         unsafe { last(text.as_mut_ptr(), text.len()) };
         // SAFETY: the library has written a zero.
