@@ -57,16 +57,6 @@ const CASES: &[(&str, fn())] = &[
     ("tp4_dp4", || matrix::sixteen(4, 4)),
     ("tp1_dp16", || matrix::sixteen(1, 16)),
     ("collectives", collectives::are_those_of_the_cpu),
-    ("attention_agrees", attention::agrees),
-    ("attention_leaves_the_rest", attention::leaves_the_rest),
-    ("attention_lacks", attention::says_what_it_lacks),
-    ("attention_takes_the_next_engine", attention::takes_the_next_engine),
-    ("attention_has_no_engine", || attention::fails("the engine is not for this GPU")),
-    ("attention_does_not_start", || attention::fails("cudnnBackendExecute: status 5000")),
-    ("attention_trains", attention::trains),
-    ("attention_too_old", || attention::refused(&["cuDNN 9.5.0", "it is too old, 9.10"])),
-    ("attention_of_ampere", || attention::refused(&["this one is sm_80", "`attention: Own`"])),
-    ("attention_missing", || attention::refused(&["libcudnn.so.9", "install cuDNN 9.10 or newer"])),
     ("ahead", ahead_case),
     ("tiles", lanes::update_beside_the_next_forward),
     ("paced", lanes::nobody_sits_in_a_full_queue),
@@ -106,7 +96,8 @@ const UNFRIENDLY: [(&str, &str); 4] = [
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
-    let (_, run) = CASES.iter().find(|(name, _)| *name == case).expect("a case");
+    let mut cases = CASES.iter().chain(attention::CASES);
+    let (_, run) = cases.find(|(name, _)| *name == case).expect("a case");
     run();
     println!("case {case} done");
 }
@@ -182,11 +173,6 @@ fn failed(config: &Config, options: &RunOptions) -> Box<RunError> {
     assert!(started.elapsed() < Duration::from_secs(60), "it took too long");
     assert!(error.all.iter().all(Option::is_some), "every rank knows");
     error
-}
-
-/// Text of the error of a run on one rank.
-fn failed_alone(config: &Config) -> String {
-    try_run(config, &RunOptions::default()).expect_err("it must fail").to_string()
 }
 
 fn memory_case() {

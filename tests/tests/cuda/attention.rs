@@ -1,14 +1,29 @@
 //! Attention by cuDNN. The stand-in computes the graph that onebox builds, op by op, and knows no
 //! attention, so a wrong graph has wrong results.
 
-use super::{ALONE, failed_alone, in_process, on_a_real_gpu, on_cuda, try_run, under_fake};
+use super::{ALONE, in_process, on_a_real_gpu, on_cuda, try_run, under_fake};
 use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, Peers, attention_workspace};
 use device::{Arena, Device, Dropout, Dtype, Heads, Lane, Op, Plan, Rank, Tensor, random};
 use device::{Communicator, HostWork};
+use engine::run::RunOptions;
 use std::sync::Arc;
 use std::time::Duration;
 use tests::compare::with;
 use tests::tiny;
+
+/// Cases that a child process runs.
+pub(super) const CASES: &[(&str, fn())] = &[
+    ("attention_agrees", agrees),
+    ("attention_leaves_the_rest", leaves_the_rest),
+    ("attention_lacks", says_what_it_lacks),
+    ("attention_takes_the_next_engine", takes_the_next_engine),
+    ("attention_has_no_engine", || fails("the engine is not for this GPU")),
+    ("attention_does_not_start", || fails("cudnnBackendExecute: status 5000")),
+    ("attention_trains", trains),
+    ("attention_too_old", || refused(&["cuDNN 9.5.0", "it is too old, 9.10"])),
+    ("attention_of_ampere", || refused(&["this one is sm_80", "`attention: Own`"])),
+    ("attention_missing", || refused(&["libcudnn.so.9", "install cuDNN 9.10 or newer"])),
+];
 
 /// Samples, and heads with their elements.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +149,7 @@ fn graphs() -> u64 {
 
 /// Compares both passes of cuDNN with those of onebox's kernels, in each 16-bit type. Both round
 /// the weights to the type before they multiply them.
-pub(super) fn agrees() {
+fn agrees() {
     for (dtype, unit) in [(Dtype::Bf16, 1.0 / 256.0), (Dtype::F16, 1.0 / 2048.0)] {
         for shape in SHAPES {
             let own = bench(AttentionLibrary::Own, dtype, shape).results().unwrap();
@@ -153,7 +168,7 @@ pub(super) fn agrees() {
 }
 
 /// onebox's kernels compute attention in 32 bits, with dropout, and on heads that cuDNN has not.
-pub(super) fn leaves_the_rest() {
+fn leaves_the_rest() {
     let dropout = Dropout { p: 0.1, key: 5, first_row: 0 };
     let [first, ..] = SHAPES;
     for (dtype, shape, dropout) in [
@@ -170,7 +185,7 @@ pub(super) fn leaves_the_rest() {
 }
 
 /// Too little scratch, and an address that is not aligned, are errors that say so.
-pub(super) fn says_what_it_lacks() {
+fn says_what_it_lacks() {
     let error = |scratch: u64, skew: usize| {
         let bench = Bench::new(AttentionLibrary::Cudnn, Dtype::Bf16, SHAPES[0], scratch, skew);
         bench.results().expect_err("it must fail")
@@ -183,7 +198,7 @@ pub(super) fn says_what_it_lacks() {
 }
 
 /// An engine that the library cannot use is passed over for the next one.
-pub(super) fn takes_the_next_engine() {
+fn takes_the_next_engine() {
     let [first, ..] = SHAPES;
     let own = bench(AttentionLibrary::Own, Dtype::Bf16, first).results().unwrap();
     let found = bench(AttentionLibrary::Cudnn, Dtype::Bf16, first).results().unwrap();
@@ -191,7 +206,7 @@ pub(super) fn takes_the_next_engine() {
 }
 
 /// A failed call of the library is an error with its reason.
-pub(super) fn fails(reason: &str) {
+fn fails(reason: &str) {
     let text = bench(AttentionLibrary::Cudnn, Dtype::Bf16, SHAPES[0]).results();
     let text = text.expect_err("it must fail");
     assert!(text.contains(reason) && text.contains("FAKECUDA_FAIL"), "{text}");
@@ -199,7 +214,7 @@ pub(super) fn fails(reason: &str) {
 
 /// Trains with each library, alone and on two TP ranks: losses and norms agree within the rounding
 /// of weights.
-pub(super) fn trains() {
+fn trains() {
     let sets = ["model.layers=2", "precision=Bf16", "train.steps=3", "train.eval_every=0"];
     for layout in [ALONE, &["parallel.tensor=2"]] {
         let run = |library: &str| {
@@ -221,9 +236,10 @@ pub(super) fn trains() {
 }
 
 /// A run that asks for a cuDNN that is not there, too old or not for the GPU is refused.
-pub(super) fn refused(texts: &[&str]) {
+fn refused(texts: &[&str]) {
     let sets = ["model.layers=2", "precision=Bf16", "attention=Cudnn"];
-    let text = failed_alone(&on_cuda(tiny(&sets)));
+    let ran = try_run(&on_cuda(tiny(&sets)), &RunOptions::default());
+    let text = ran.expect_err("it must fail").to_string();
     for expected in texts {
         assert!(text.contains(expected), "`{expected}` is not in:\n{text}");
     }
