@@ -1,16 +1,16 @@
 //! Lays out every byte of a rank, once and before the run. The layout is the same for all ranks.
 
 use crate::LocalMachine;
+use crate::attention::library_scratch;
 use crate::batches::BatchLayout;
 use crate::placement::kernel_threads;
 use config::{
-    self, Accumulate, Attention, BoxConfig, Config, DeviceConfig, Family, Master, ModelConfig,
-    Moments, OptimizerConfig, OptimizerKind, Packing, ParameterPlace, Placement, Precision,
-    Recompute, Transfer, UpdateMode,
+    self, Accumulate, BoxConfig, Config, DeviceConfig, Family, Master, ModelConfig, Moments,
+    OptimizerConfig, OptimizerKind, Packing, ParameterPlace, Placement, Precision, Recompute,
+    Transfer, UpdateMode,
 };
 use device::cpu::ScratchFloats;
-use device::cuda::AttentionLibrary;
-use device::{Arena, Dtype, Group, Heads, Plan, Tensor, cuda};
+use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
 use offload::{
     BucketSharing, GradAccumulation, LossScale, OptimizerLayout, OptimizerSpec, Rule, SegmentSpec,
     Storage, chunk_elements,
@@ -163,26 +163,6 @@ pub const fn dtype(precision: Precision) -> Dtype {
     }
 }
 
-/// Who computes attention on GPUs.
-pub const fn attention_library(config: &Config) -> AttentionLibrary {
-    match config.attention {
-        Attention::Own => AttentionLibrary::Own,
-        Attention::Cudnn => AttentionLibrary::Cudnn,
-    }
-}
-
-/// Most bytes of scratch for a pass of cuDNN's attention.
-fn cudnn_scratch(shape: &DecoderShape) -> u64 {
-    let heads = Heads {
-        count: shape.heads / shape.tp_size,
-        kv_count: shape.kv_heads / shape.tp_size,
-        first: 0,
-        total: shape.heads,
-        seq_len: shape.seq_len,
-    };
-    cuda::attention_workspace(shape.micro_batch, heads, shape.head_dim)
-}
-
 /// Scratch memory of the cpu backend's kernels; empty on other devices. Each rank needs `host`
 /// bytes of host memory.
 fn kernel_scratch(config: &Config, machine: &LocalMachine, host: HostBytes) -> KernelScratch {
@@ -223,10 +203,7 @@ pub fn op_scratch(config: &Config) -> u64 {
     let attention = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
     let gains = if shape.architecture.qk_norm { cuda::gains_scratch(shape.head_dim) } else { 0 };
     let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.architecture.rms_norm);
-    let library = match attention_library(config) {
-        AttentionLibrary::Own => 0,
-        AttentionLibrary::Cudnn => cudnn_scratch(&shape),
-    };
+    let library = library_scratch(config, &shape);
     attention.max(gains).max(norms).max(library)
 }
 

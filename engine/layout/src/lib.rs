@@ -3,6 +3,7 @@
 // Only the crate `files` opens, creates, reads and renames files.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+pub mod attention;
 pub mod batches;
 pub mod build;
 pub mod gpu_memory;

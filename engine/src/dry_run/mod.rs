@@ -13,7 +13,8 @@ use config::Config;
 use device::cuda::{self, Collectives, CudaOptions, Peers};
 use device::warm::{self, DistinctOps};
 use device::{Communicator, Device, Error, HostPlace, HostWork, Rank};
-use layout::build::{RankLayout, attention_library, op_scratch};
+use layout::attention::attention_library;
+use layout::build::{RankLayout, op_scratch};
 use std::sync::Arc;
 
 /// Returns `built` with a few micro-batches that have every kind of op: the first group, one, the
