@@ -17,6 +17,8 @@ use tests::{RunRecord, lay_out, short_text, tiny, try_run_on};
 
 #[path = "cuda/accounting.rs"]
 mod accounting;
+#[path = "cuda/attention.rs"]
+mod attention;
 #[path = "cuda/collectives.rs"]
 mod collectives;
 #[path = "cuda/lanes.rs"]
@@ -94,7 +96,8 @@ const UNFRIENDLY: [(&str, &str); 4] = [
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
-    let (_, run) = CASES.iter().find(|(name, _)| *name == case).expect("a case");
+    let mut cases = CASES.iter().chain(attention::CASES);
+    let (_, run) = cases.find(|(name, _)| *name == case).expect("a case");
     run();
     println!("case {case} done");
 }

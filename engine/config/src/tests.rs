@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 
+mod attention;
 mod chats;
 mod fine_tune;
 mod refusals;
@@ -177,10 +178,12 @@ fn a_config_of_every_shape_is_read_and_round_trips() {
     assert_eq!(tests::config(&text, &[]), config, "{text}");
     // Settings that exclude settings of `RICH`.
     let sets = ["recompute=Block", "partition_checkpoints=true", "host_checkpoints=true"];
-    let sets = [&sets[..], &["offload.transfer=Blocking", "offload.update=Serial"]].concat();
+    let more = ["offload.transfer=Blocking", "offload.update=Serial", "attention=Cudnn"];
+    let sets = [&sets[..], &more].concat();
     let other = tests::config(LEAST, &sets);
     assert!(other.partition_checkpoints && other.host_checkpoints);
     assert!(other.offload.transfer == Transfer::Blocking);
+    assert!(other.attention == Attention::Cudnn);
     assert_eq!(tests::config(&other.to_ron(), &[]), other);
 }
 

@@ -23,6 +23,7 @@ pub(crate) struct Config {
     /// Compute capabilities for which NVRTC compiles; `None`: those known to its version.
     pub(crate) nvrtc_architectures: Option<Vec<i32>>,
     pub(crate) cublaslt_version: usize,
+    pub(crate) cudnn_version: usize,
     pub(crate) nccl_version: i32,
     pub(crate) shared_devices: bool,
 }
@@ -56,6 +57,7 @@ impl Config {
                 text.split(',').filter_map(|number| number.trim().parse().ok()).collect()
             }),
             cublaslt_version: number("FAKECUDA_CUBLASLT", 120_900) as usize,
+            cudnn_version: number("FAKECUDA_CUDNN_VERSION", 91_900) as usize,
             nccl_version,
             shared_devices: nccl_version >= 23000 && number("NCCL_MULTI_RANK_GPU_ENABLE", 0) == 1,
         }

@@ -44,6 +44,8 @@ counters! {
     launches,
     /// Matmuls enqueued.
     gemms,
+    /// Graphs of cuDNN enqueued.
+    graphs,
     /// Collectives enqueued, per rank.
     collectives,
     /// Payload bytes of the enqueued collectives, per rank.

@@ -6,7 +6,7 @@ use std::{
     sync::OnceLock,
 };
 
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 9] = [
     "libcuda.so",
     "libcuda.so.1",
     "libnvrtc.so",
@@ -15,6 +15,7 @@ const NAMES: [&str; 8] = [
     "libcublasLt.so.12",
     "libnccl.so",
     "libnccl.so.2",
+    "libcudnn.so.9",
 ];
 
 /// Folder of links with the names of the CUDA libraries, all to this crate's `cdylib`.

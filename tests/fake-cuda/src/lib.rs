@@ -1,7 +1,7 @@
-//! One library that stands in for `libcuda`, `libnvrtc`, `libcublasLt` and `libnccl` on machines
-//! without a GPU.
+//! One library that stands in for `libcuda`, `libnvrtc`, `libcublasLt`, `libnccl` and `libcudnn` on
+//! machines without a GPU.
 //!
-//! For tests only. The code under test opens the four libraries by name, as cudarc does. It must
+//! For tests only. The code under test opens the five libraries by name, as cudarc does. It must
 //! therefore run in a **child process** whose `LD_LIBRARY_PATH` is [`library_folder`]. Environment
 //! variables set everything else; they are read at the first call:
 //!
@@ -24,6 +24,7 @@
 //! | `FAKECUDA_NVRTC` | 12.9 | result of `nvrtcVersion`; 13 and newer compile for sm_75 and newer |
 //! | `FAKECUDA_NVRTC_ARCHS` | by version | compute capabilities that NVRTC knows, e.g. `70,80,90` |
 //! | `FAKECUDA_CUBLASLT` | 120900 | result of `cublasLtGetVersion`, see below |
+//! | `FAKECUDA_CUDNN_VERSION` | 91900 | result of `cudnnGetVersion` |
 //! | `FAKECUDA_NCCL` | 22403 | result of `ncclGetVersion` |
 //! | `NCCL_MULTI_RANK_GPU_ENABLE` | 0 | 1 and NCCL 2.30 or newer: ranks may share a device |
 //!
@@ -53,6 +54,9 @@
 //! | `stall` | kernel that runs | the kernel runs for eight seconds |
 //! | `compile` | NVRTC compilation | a compilation error |
 //! | `gemm` | matmul | the call is refused: `EXECUTION_FAILED` |
+//! | `heuristic` | list of cuDNN's engines | the call is refused: `NOT_SUPPORTED` |
+//! | `plan` | plan of cuDNN | the call is refused: `EXECUTION_FAILED` |
+//! | `graph` | graph of cuDNN | the call is refused: `EXECUTION_FAILED` |
 //! | `nccl-init` | communicator rank | `ncclSystemError` |
 //! | `nccl` | collective of each communicator | never completes, until the communicator is aborted |
 //! | `nccl-error` | collective of each communicator | the same, and `ncclRemoteError` as its async error |
@@ -61,7 +65,9 @@
 //! - Streams run asynchronously, one thread for each queue.
 //! - An async copy from pageable memory blocks; an async copy from pinned memory does not.
 //! - New memory is filled with `0xFF` (NaN), freed memory with `0xEE`.
-//! - Addresses are checked before a copy, matmul or collective runs.
+//! - Addresses are checked before a copy, matmul, graph or collective runs.
+//! - cuDNN computes any graph of its operations on four axes, with f32 for intermediate results. The
+//!   best engine of its heuristic sums in another order in every other run.
 //! - Contexts, code and buffers of libraries use device memory, some only from their first use on.
 //! - Memory registered without `PORTABLE` is pinned for one context.
 //! - A kernel with an argument in another device's memory needs peer access; a copy does not.
@@ -79,6 +85,7 @@ mod call;
 mod code;
 mod config;
 mod counters;
+mod cudnn;
 mod driver;
 mod emulator;
 mod failure;

@@ -30,7 +30,8 @@ fn train(variables: &[(&str, &str)]) -> CommandOutput {
 fn doctor_lists_gpus_and_libraries() {
     let folder = Folder::new();
     let said = onebox(&folder, &["doctor"], &[("FAKECUDA_SM", "90")]).ok().stdout;
-    for text in ["driver", "for CUDA 13.0", "3: ", "sm_90", "NVRTC", "cuBLASLt", "NCCL"] {
+    let libraries = ["NVRTC", "cuBLASLt", "NCCL", "cuDNN", "9.19.0"];
+    for text in ["driver", "for CUDA 13.0", "3: ", "sm_90"].into_iter().chain(libraries) {
         assert!(said.contains(text), "`{text}` is not in:\n{said}");
     }
     assert!(said.contains("this machine trains on its GPUs"), "{said}");

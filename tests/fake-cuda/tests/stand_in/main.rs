@@ -7,6 +7,7 @@ mod common;
 mod ranks;
 
 mod blaslt;
+mod cudnn;
 mod driver;
 mod failures;
 mod interpreter;
