@@ -495,6 +495,26 @@ mod tests {
     use super::*;
     use std::path::Path;
 
+    /// Scratch on a rank of TP 2: two samples of 200 tokens, two heads of queries with 64 elements.
+    #[test]
+    fn scratch_has_room_for_the_weights_of_cudnn() {
+        const CONFIG: &str = "(device: Cuda, model: (family: Llama, layers: 1, hidden: 256, heads: 4, \
+            seq_len: 200), parallel: (tensor: 2), precision: Bf16, batch: (micro: 2, global: 2), \
+            train: (steps: 1))";
+        let bytes = |sets: &[&str]| {
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            let loaded = config::load_str(CONFIG, "test.ron", Path::new("."), &sets);
+            op_scratch(&loaded.unwrap_or_else(|e| panic!("{e}")).config)
+        };
+        // Matrices of 256 x 256 weights, a number for each row, and a page.
+        let weights = 4 * (256 * 256 * 2 + 256 * 4) + 4096;
+        assert_eq!(bytes(&["attention=Cudnn"]), weights);
+        // Gradients of keys and values for each head of queries.
+        let shared = 2 * 4 * 256 * 64 * 2;
+        assert_eq!(bytes(&["attention=Cudnn", "model.kv_heads=2"]), weights + shared);
+        assert!(bytes(&[]) < weights, "{} bytes", bytes(&[]));
+    }
+
     /// Lays out the quickstart config on one rank, and on its own number of ranks.
     #[test]
     fn the_quick_start_fits_on_machines_of_any_number_of_cores() {
