@@ -86,14 +86,22 @@ fn check(functions: &Functions, call: &str, status: c_uint) -> Result<(), String
     unsafe { (functions.cudnnGetLastErrorString)(reason.as_mut_ptr().cast(), reason.len()) };
     let length = reason.iter().position(|byte| *byte == 0).unwrap_or(reason.len());
     let reason = String::from_utf8_lossy(&reason[..length]);
-    Err(format!("{call}: status {status}: {}", reason.trim()))
+    // The names of two statuses, which a shortage of memory is known by.
+    let name = match status {
+        4003 => " CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+        4004 => " CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        _ => "",
+    };
+    Err(format!("{call}: status {status}{name}: {}", reason.trim()))
 }
 
 macro_rules! call {
     ($f:ident ( $($arg:expr),* $(,)? )) => {
         functions().and_then(|functions| {
             // SAFETY: descriptors are those that this file made, and `Drop` alone destroys them;
-            // attributes are read from slices of the given length and type.
+            // attributes are read from and written to slices of the given length and type. The
+            // addresses of a run are those of the plan's memory, which outlives the streams, and
+            // the rank's thread has its context bound.
             check(functions, stringify!($f), unsafe { (functions.$f)($($arg),*) })
         })
     };
@@ -345,7 +353,7 @@ impl Graph {
         graph.set(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations)?;
         graph.set(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, &[handle.0])?;
         let graph = graph.finalize()?;
-        let mut problem = "the library proposes no plan".to_owned();
+        let mut problems = Vec::new();
         for mode in [CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK] {
             let found = Descriptor::new(Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
             found.set(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[graph.0])?;
@@ -353,18 +361,19 @@ impl Graph {
             let configs = match found.finalize().and_then(|found| configs(&found)) {
                 Ok(configs) => configs,
                 Err(why) => {
-                    problem = why;
+                    problems.push(why);
                     continue;
                 }
             };
             for config in configs {
                 match plan(handle, &config) {
                     Ok((plan, workspace)) => return Ok(ExecutionPlan { plan, workspace }),
-                    Err(why) => problem = why,
+                    Err(why) => problems.push(why),
                 }
             }
         }
-        Err(problem)
+        problems.dedup();
+        Err(format!("the library proposes no plan that fits: {}", problems.join("; ")))
     }
 }
 
@@ -414,7 +423,11 @@ fn is_deterministic(config: &Descriptor) -> Result<bool, String> {
     let at = notes.as_mut_ptr().cast();
     call!(cudnnBackendGetAttribute(engine.0, name, of, MOST as i64, &raw mut count, at))?;
     let unordered = sys::cudnnBackendNumericalNote_t::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC as u32;
-    let notes = notes.iter().take(count.clamp(0, MOST as i64) as usize);
+    assert!(
+        (0..=MOST as i64).contains(&count),
+        "an engine with {count} notes: the library has seven kinds"
+    );
+    let notes = notes.iter().take(count as usize);
     Ok(notes.copied().all(|note| note != unordered))
 }
 

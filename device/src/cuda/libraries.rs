@@ -2,7 +2,8 @@
 //! [`load`] takes the first file that loads.
 //!
 //! cudarc loads a library by its bare name. The dynamic linker then finds neither NVIDIA's wheels
-//! nor a toolkit in `CUDA_HOME`, so this file loads NVRTC, cuBLASLt and NCCL itself. The driver's
+//! nor a toolkit in `CUDA_HOME`, so this file loads NVRTC, cuBLASLt, NCCL and
+//! cuDNN itself. The driver's
 //! library belongs to the system, and cudarc loads it.
 #![expect(unsafe_code, reason = "loads C libraries and asks the dynamic linker for their paths")]
 

@@ -239,7 +239,9 @@ impl GpuOpener<'_> {
     /// into the error of a plan that does not fit.
     fn shortage(&self, context: &Context, bytes: u64, error: Error) -> Error {
         let text = error.to_string();
-        let short = ["OUT_OF_MEMORY", "ALLOC_FAILED"].iter().any(|code| text.contains(code));
+        let short = ["OUT_OF_MEMORY", "ALLOC_FAILED", "ALLOCATION_FAILED"]
+            .iter()
+            .any(|code| text.contains(code));
         match context.memory() {
             Ok((free, _)) if short => out_of_memory(self.rank, self.plan, bytes, free),
             _ => error,

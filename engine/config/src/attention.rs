@@ -17,7 +17,7 @@ impl Checks<'_> {
         },
         Clash {
             has: |c| c.attention == Attention::Cudnn && c.model.dropout > 0.0,
-            message: "with dropout, no attention is cuDNN's: the masks are onebox's",
+            message: "cuDNN does not compute attention with dropout: onebox makes the masks",
             help: "set `model.dropout` to 0, or leave `attention` out",
             values: &[
                 ("attention", "asks for cuDNN"),
@@ -35,7 +35,7 @@ impl Checks<'_> {
         },
         Clash {
             has: |c| c.attention == Attention::Cudnn && c.data.packing == Packing::Documents,
-            message: "within documents, no attention is cuDNN's",
+            message: "cuDNN does not compute attention within documents",
             help: "leave `attention` out, or set `data.packing` to another value",
             values: &[("attention", "asks for cuDNN"), ("data.packing", "separates documents")],
         },

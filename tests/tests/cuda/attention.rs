@@ -22,7 +22,7 @@ pub(super) const CASES: &[(&str, fn())] = &[
     ("attention_trains", trains),
     ("attention_too_old", || refused(&["cuDNN 9.5.0", "it is too old, 9.10"])),
     ("attention_of_ampere", || refused(&["this one is sm_80", "`attention: Own`"])),
-    ("attention_missing", || refused(&["libcudnn.so.9", "install cuDNN 9.10 or newer"])),
+    ("attention_missing", || refused(&["libcudnn.so.9", "install onebox's extra `cuda12`"])),
 ];
 
 /// Samples, and heads with their elements.

@@ -15,10 +15,11 @@ pub(super) const ALIGNMENT: u64 = 16;
 /// Elements of the widest head of the library's kernels for both passes.
 const WIDEST_HEAD: usize = 128;
 
-/// Compute capabilities where the library's attention is faster than onebox's kernels.
+/// Compute capabilities where the library's attention is faster than onebox's kernels: measured on
+/// sm_90; on sm_100 and sm_103 others measured it.
 const FASTER_ON: [u32; 3] = [90, 100, 103];
 
-/// Rows to which the library rounds up the matrix of a head's weights.
+/// Rows to which the library rounds up the matrix of a head's weights, as cuDNN 9.19 does on sm_90.
 const ROWS: u64 = 128;
 
 /// Bytes of a plan's workspace beside its arrays.
@@ -130,12 +131,14 @@ impl Attention {
     pub(crate) fn new(sm: u32) -> Result<Self, String> {
         if !FASTER_ON.contains(&sm) {
             return Err(format!(
-                "`attention: Cudnn` is for GPUs of sm_90, sm_100 and sm_103, and this one is sm_{sm}: onebox's kernels \
-                 are faster there; set `attention: Own`"
+                "`attention: Cudnn` is for GPUs of sm_90, sm_100 and sm_103, and this one is sm_{sm}: no \
+                 measurement shows a gain there; set `attention: Own`"
             ));
         }
-        let remedy = "install cuDNN 9.10 or newer (a wheel such as nvidia-cudnn-cu13), or set `attention: Own`";
-        let handle = Handle::new().map_err(|why| format!("{why}; {remedy}"))?;
+        super::version().map_err(|why| {
+            format!("{why}; install onebox's extra `cuda12` or `cuda13` with pip, or set `attention: Own`")
+        })?;
+        let handle = Handle::new().map_err(|why| format!("{why}; or set `attention: Own`"))?;
         Ok(Self { passes: HashMap::new(), handle })
     }
 
@@ -159,7 +162,13 @@ impl Attention {
                 } else {
                     forward(&self.handle, &op.shape)
                 };
-                self.passes.entry(key).or_insert(pass?)
+                let pass = pass.map_err(|why| {
+                    format!(
+                        "cuDNN has no plan for attention of {:?}: {why}; set `attention: Own`",
+                        op.shape
+                    )
+                })?;
+                self.passes.entry(key).or_insert(pass)
             }
         };
         let Shape { samples, heads, kv_heads, seq_len, dim, dtype } = op.shape;
