@@ -7,7 +7,7 @@ mod attention;
 pub(super) use attention::{Attention, AttentionOp, workspace_bytes};
 
 use super::driver::Stream;
-use super::libraries::{LibraryFile, LoadedLibrary, library_functions, load};
+use super::libraries::{LibraryFile, LoadedLibrary, dotted, library_functions, load};
 use cudarc::cudnn::sys;
 use std::ffi::{c_char, c_uint, c_void};
 use std::sync::OnceLock;
@@ -51,7 +51,7 @@ fn functions() -> Result<&'static Functions, String> {
             let path = functions.loaded.file.path.display();
             return Err(format!(
                 "{path} is cuDNN {}: it is too old, 9.10 is needed",
-                text(version)
+                dotted(version)
             ));
         }
         Ok(functions)
@@ -60,15 +60,10 @@ fn functions() -> Result<&'static Functions, String> {
     LOADED.get_or_init(find).as_ref().map_err(Clone::clone)
 }
 
-/// A version as the library counts it, such as 91900, in its usual form 9.19.0.
-fn text(version: usize) -> String {
-    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
-}
-
 /// The library's version, such as 9.19.0.
 pub(super) fn version() -> Result<String, String> {
     // SAFETY: the function has no arguments.
-    functions().map(|functions| text(unsafe { (functions.cudnnGetVersion)() }))
+    functions().map(|functions| dotted(unsafe { (functions.cudnnGetVersion)() }))
 }
 
 /// The file of the library.

@@ -256,6 +256,11 @@ impl LoadedLibrary {
     }
 }
 
+/// The text of a version number, such as `2.24.3` for 22403.
+pub(super) fn dotted(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
 /// Declares a struct with functions of a library. `of` looks up all of them.
 macro_rules! library_functions {
     ($functions:ident { $($name:ident: fn($($argument:ty),* $(,)?) -> $result:ty;)* }) => {

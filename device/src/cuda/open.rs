@@ -37,7 +37,7 @@ pub enum Collectives {
     InProcess,
 }
 
-/// Who computes attention in 16 bits on GPUs.
+/// The library that computes attention in 16 bits on GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionLibrary {
     /// onebox's kernels.
@@ -58,7 +58,7 @@ pub struct CudaOptions {
     pub peers: Arc<Peers>,
     /// The transport of data between ranks.
     pub collectives: Collectives,
-    /// Who computes attention.
+    /// The library that computes attention.
     pub attention: AttentionLibrary,
     /// Largest scratch of an op in bytes, see [`device_bytes`](super::device_bytes).
     pub scratch: u64,

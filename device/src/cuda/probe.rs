@@ -1,7 +1,7 @@
 //! Finds the parts of CUDA on this machine. It runs before other code uses CUDA, and never panics.
 
 use super::driver::{self, Context};
-use super::libraries::LibraryFile;
+use super::libraries::{LibraryFile, dotted};
 use super::{blaslt, cudnn, nccl, nvrtc};
 use crate::threads::panics;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -271,9 +271,4 @@ fn blaslt_version() -> Result<String, String> {
 
 fn nccl_version() -> Result<String, String> {
     nccl::version().map(|version| dotted(version as usize))
-}
-
-/// A version number as text, such as `2.24.3` for 22403.
-fn dotted(version: usize) -> String {
-    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }

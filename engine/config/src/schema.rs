@@ -55,10 +55,10 @@ section! {
         /// activation, which saves about a third of the activations and costs up to 5 % of the time.
         /// `Block`: the whole block from its input, which costs about a quarter of the time.
         recompute: Recompute = choice(KeyDefault::Default(Recompute::None)), resume: Placement;
-        /// Who computes attention on GPUs. `Own`: onebox's kernels. `Cudnn`: cuDNN 9.10 or newer, in
-        /// 16 bits on GPUs of sm_90, sm_100 and sm_103, with heads of at most 128 elements. It is
-        /// faster on an H200, and its memory grows with the square of `model.seq_len`. Not with
-        /// dropout or `data.packing: Documents`.
+        /// The library that computes attention on GPUs. `Own`: onebox's kernels. `Cudnn`: cuDNN 9.10
+        /// or newer, in 16 bits on GPUs of sm_90, sm_100 and sm_103, with heads of at most 128
+        /// elements. It is faster on an H200, and its memory grows with the square of
+        /// `model.seq_len`. Not with dropout or `data.packing: Documents`.
         attention: Attention = choice(KeyDefault::Default(Attention::Own)), resume: Layout;
         /// Only with `recompute: Block`: whether each TP rank keeps only its share of the inputs
         /// that `recompute: Block` keeps, and gathers them for the backward pass. Not allowed with
@@ -158,7 +158,7 @@ choice! {
 }
 
 choice! {
-    /// Who computes attention in 16 bits on GPUs.
+    /// The library that computes attention in 16 bits on GPUs.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
     pub enum Attention {
         /// cuDNN.

@@ -5,7 +5,7 @@ use device::Heads;
 use device::cuda::{AttentionLibrary, attention_workspace};
 use tensor_parallel::DecoderShape;
 
-/// Who computes attention on GPUs.
+/// The library that computes attention on GPUs.
 pub const fn attention_library(config: &Config) -> AttentionLibrary {
     match config.attention {
         Attention::Own => AttentionLibrary::Own,

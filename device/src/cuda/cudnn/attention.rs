@@ -25,7 +25,7 @@ const ROWS: u64 = 128;
 /// Bytes of a plan's workspace beside its arrays.
 const OTHER_BYTES: u64 = 4096;
 
-/// What decides an attention op's plan.
+/// The properties of an attention op that decide its plan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Shape {
     dtype: Dtype,
