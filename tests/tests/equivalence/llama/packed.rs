@@ -57,6 +57,8 @@ impl Model {
         DecoderShape {
             architecture: Architecture::GPT2,
             layers: 2,
+            kinds: vec![tensor_parallel::LayerKind::PLAIN],
+            layer_kinds: vec![0; 2],
             hidden: 32,
             heads: 4,
             kv_heads: 4,
