@@ -8,7 +8,7 @@ use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::{Region, sum_over_ranks};
 use crate::shape::DecoderShape;
 use device::{Arena, Device, Dropout, Dtype, Epilogue, HeadNorm, HeadNormGrads, Heads};
-use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduction, Tensor};
+use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduction, Scores, Tensor};
 use std::ops::Range;
 
 /// Activations of the forward pass, for the backward pass.
@@ -180,7 +180,7 @@ impl Attention {
     fn head_norm(&self, shape: &DecoderShape, saved: AttentionActivations) -> Option<HeadNorm> {
         let epsilon = shape.architecture.norm_epsilon as f32;
         let (HeadNormGrads { q_gain, k_gain }, raw) = self.gains.zip(saved.raw)?;
-        Some(HeadNorm { q_gain, k_gain, raw, epsilon })
+        Some(HeadNorm { q_gain, k_gain, raw, epsilon, offset: 0.0 })
     }
 
     /// Computes normed (B T, C) -> attention over this rank's heads, in `saved`.
@@ -194,9 +194,10 @@ impl Attention {
     ) {
         let AttentionActivations { qkv, out, lse, .. } = saved;
         let AttentionContext { heads, dropout, starts, .. } = pass;
+        let scores = Scores::of(shape.head_dim);
         self.project(dev, normed, saved);
         self.rotate(dev, shape, saved, pass);
-        dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout });
+        dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout, scores });
     }
 
     /// Computes normed (rows, C) -> q, k and v, in `saved`.
@@ -256,7 +257,9 @@ impl Attention {
         proj.input_gradient(dev, d_sum, d_out, Epilogue::None);
         let d_bias = Region::with_weight(dev, grads.proj_bias);
         proj.weight_gradient(dev, d_sum, out, grads.proj_weight, d_bias);
-        let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
+        let scores = Scores::of(shape.head_dim);
+        let op =
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores };
         dev.submit(Compute, op);
         if let Some(table) = table {
             let norm = self.head_norm(shape, saved).zip(grads.gains);

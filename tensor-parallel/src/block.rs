@@ -130,7 +130,10 @@ impl Block {
         let summed = shape.region().sum(dev, partial);
         let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
         let (bias, residual) = (p.mlp.proj_bias, s.h);
-        dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual, y, dropout });
+        dev.submit(
+            Compute,
+            Op::BiasDropoutAdd { x: summed, bias, residual, y, dropout, scale: 1.0 },
+        );
     }
 
     /// Computes everything that the backward pass needs: all but the MLP's last linear.
@@ -150,7 +153,10 @@ impl Block {
         let summed = region.sum(dev, partial);
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
         let bias = p.attention.proj_bias;
-        dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual: x, y: s.h, dropout });
+        dev.submit(
+            Compute,
+            Op::BiasDropoutAdd { x: summed, bias, residual: x, y: s.h, dropout, scale: 1.0 },
+        );
         p.norm_2.forward(dev, region, s.h, s.norm_2);
         p.mlp.inner_forward(dev, shape, s.norm_2.normed, s.mlp);
     }
@@ -171,12 +177,18 @@ impl Block {
         p.attention.extend(dev, shape, self.layer, norm_1.normed, attention, extension);
         p.attention.proj_forward(dev, attention, partial);
         let bias = p.attention.proj_bias;
-        dev.submit(Compute, Op::BiasDropoutAdd { x: partial, bias, residual: x, y: h, dropout });
+        dev.submit(
+            Compute,
+            Op::BiasDropoutAdd { x: partial, bias, residual: x, y: h, dropout, scale: 1.0 },
+        );
         p.norm_2.forward(dev, region, h, norm_2);
         p.mlp.inner_forward(dev, shape, norm_2.normed, mlp);
         p.mlp.proj_forward(dev, mlp, partial);
         let bias = p.mlp.proj_bias;
-        dev.submit(Compute, Op::BiasDropoutAdd { x: partial, bias, residual: h, y, dropout });
+        dev.submit(
+            Compute,
+            Op::BiasDropoutAdd { x: partial, bias, residual: h, y, dropout, scale: 1.0 },
+        );
     }
 
     /// Computes the gradient of x from the gradient of y, in place in `d` (rows, C). Writes the
@@ -231,7 +243,7 @@ impl Block {
         let (region, d_normed) = (shape.region(), self.scratch.partial);
         let own = self.scratch.d_branch.map(|full| (full, region.rows(dev, full)));
         if let Some((_, rows)) = own {
-            dev.submit(Compute, Op::Dropout { x: d, y: rows, dropout });
+            dev.submit(Compute, Op::Dropout { x: d, y: rows, dropout, scale: 1.0 });
         }
         let (d_sum, x) = own.unwrap_or((d, d));
         if let Some(y) = Region::apart(dev, d_bias) {

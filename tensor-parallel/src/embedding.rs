@@ -53,9 +53,9 @@ impl Embedding {
     ) {
         let (tokens, table, shard) = (batch.tokens, self.tokens, shape.vocab_shard(dev));
         if dev.rank().tp_size == 1 {
-            dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x });
+            dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x, scale: 1.0 });
         } else {
-            dev.submit(Compute, Op::Embedding { tokens, table, shard, y: partial });
+            dev.submit(Compute, Op::Embedding { tokens, table, shard, y: partial, scale: 1.0 });
             let summed = shape.region().sum(dev, partial);
             dev.submit(Compute, Op::Cast { x: summed, y: x });
         }
@@ -65,7 +65,7 @@ impl Embedding {
         }
         let dropout = pass.dropout(shape, LAYER, 0, pass.first_row(dev, shape));
         if dropout.p > 0.0 {
-            dev.submit(Compute, Op::Dropout { x, y: x, dropout });
+            dev.submit(Compute, Op::Dropout { x, y: x, dropout, scale: 1.0 });
         }
     }
 
@@ -79,7 +79,7 @@ impl Embedding {
         new: &[NewTokens],
     ) {
         let (table, shard) = (self.tokens, shape.vocab_shard(dev));
-        dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x });
+        dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x, scale: 1.0 });
         let Some(table) = self.positions else { return };
         for (new, rows) in kv_cache::rows(new) {
             let (x, first_row) = (x.rows(rows), new.first);
@@ -101,7 +101,7 @@ impl Embedding {
         let OutputGradient { rows: d, whole } = d;
         let dropout = pass.dropout(shape, LAYER, 0, pass.first_row(dev, shape));
         if dropout.p > 0.0 {
-            dev.submit(Compute, Op::Dropout { x: d, y: d, dropout });
+            dev.submit(Compute, Op::Dropout { x: d, y: d, dropout, scale: 1.0 });
         }
         if let Some(d_table) = grads.positions {
             let (first_row, starts) = Self::first_position(dev, shape, pass);
@@ -121,7 +121,10 @@ impl Embedding {
         if !shape.architecture.tied {
             dev.submit(Compute, Op::Zero { x: d_table });
         }
-        dev.submit(Compute, Op::EmbeddingBackward { tokens, order, d_y, shard, d_table });
+        dev.submit(
+            Compute,
+            Op::EmbeddingBackward { tokens, order, d_y, shard, d_table, scale: 1.0 },
+        );
     }
 
     /// Position of this rank's first row in its sample, and document starts of its rows.

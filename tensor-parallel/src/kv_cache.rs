@@ -2,7 +2,7 @@
 
 use crate::attention::{Attention, AttentionActivations, AttentionContext};
 use crate::shape::DecoderShape;
-use device::{Arena, Device, Dropout, Heads, Lane::Compute, Op, Plan, Tensor};
+use device::{Arena, Device, Dropout, Heads, Lane::Compute, Op, Plan, Scores, Tensor};
 use std::ops::Range;
 
 /// Keys and values of some samples, on one rank.
@@ -77,6 +77,7 @@ impl Attention {
         extension: Extension<'_>,
     ) {
         let Extension { cache, new, table } = extension;
+        let scores = Scores::of(shape.head_dim);
         self.project(dev, normed, saved);
         for (new, rows) in rows(new) {
             let heads = Heads { seq_len: new.count, ..shape.heads_of(dev) };
@@ -89,14 +90,17 @@ impl Attention {
             if new.first == 0 {
                 let AttentionActivations { qkv, out, lse, .. } = saved;
                 let (starts, dropout) = (None, Dropout::NONE);
-                dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout });
+                dev.submit(
+                    Compute,
+                    Op::Attention { qkv, out, lse, heads, starts, dropout, scores },
+                );
                 continue;
             }
             for i in 0..new.count {
                 let q = saved.qkv.rows(i..i + 1).slice(0..shape.heads_width());
                 let cache = cache.rows(layer, new.sample, 0..new.first + i + 1);
                 let out = saved.out.rows(i..i + 1);
-                dev.submit(Compute, Op::CachedAttention { q, cache, out, heads });
+                dev.submit(Compute, Op::CachedAttention { q, cache, out, heads, scores });
             }
         }
     }

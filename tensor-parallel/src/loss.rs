@@ -137,7 +137,16 @@ impl Head {
         let (shard, factor) = (shape.vocab_shard(dev), 1.0 / shape.tokens() as f32);
         dev.submit(
             Compute,
-            Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor },
+            Op::CrossEntropyBackward {
+                logits,
+                max,
+                sums,
+                targets,
+                shard,
+                scale,
+                factor,
+                cap: None,
+            },
         );
     }
 }

@@ -5,7 +5,7 @@ use crate::linear::{Fp8Linear, Linear};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::Region;
 use crate::shape::{DecoderShape, Recompute};
-use device::{Arena, Device, Epilogue, Lane::Compute, Op, Plan, Tensor};
+use device::{Arena, Device, Epilogue, Gate, Lane::Compute, Op, Plan, Tensor};
 
 /// Activations of the forward pass, for the backward pass.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +97,7 @@ impl Mlp {
         fc.observe(dev, normed);
         fc.forward(dev, normed, x, epilogue, self.fc_bias);
         if swiglu {
-            dev.submit(Compute, Op::SwiGlu { x, y });
+            dev.submit(Compute, Op::SwiGlu { x, y, gate: Gate::Silu });
         }
         self.proj(saved).observe(dev, y);
     }
@@ -130,13 +130,16 @@ impl Mlp {
         let (x, fc, proj) = (saved.pre, self.fc(saved), self.proj(saved));
         if shape.recompute == Recompute::Selective {
             let y = saved.act;
-            let act =
-                if shape.architecture.swiglu { Op::SwiGlu { x, y } } else { Op::Gelu { x, y } };
+            let act = if shape.architecture.swiglu {
+                Op::SwiGlu { x, y, gate: Gate::Silu }
+            } else {
+                Op::Gelu { x, y }
+            };
             dev.submit(Compute, act);
         }
         let d_pre = if shape.architecture.swiglu {
             proj.input_gradient(dev, d_sum, d, Epilogue::None);
-            dev.submit(Compute, Op::SwiGluBackward { x, d });
+            dev.submit(Compute, Op::SwiGluBackward { x, d, gate: Gate::Silu });
             x
         } else {
             proj.input_gradient(dev, d_sum, d, Epilogue::GeluBackward { x });

@@ -90,7 +90,7 @@ impl Norm {
         let (y, stats) = (region.rows(dev, saved.normed), saved.stats);
         let op = match bias {
             Some(bias) => Op::LayerNorm { x, gain, bias, y, stats, epsilon },
-            None => Op::RmsNorm { x, gain, y, stats, epsilon },
+            None => Op::RmsNorm { x, gain, y, stats, epsilon, offset: 0.0 },
         };
         dev.submit(Compute, op);
         region.start_gather(dev, saved.normed)
@@ -117,7 +117,7 @@ impl AppliedNorm {
         let (d_y, d_gain) = (d_normed, grads.gain);
         let op = match grads.bias {
             Some(d_bias) => Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias },
-            None => Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain },
+            None => Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain, offset: 0.0 },
         };
         dev.submit(Compute, op);
     }
