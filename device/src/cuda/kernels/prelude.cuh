@@ -218,6 +218,26 @@ INLINE float exponential(float x) {
   return p * __uint_as_float(power << 23);
 }
 
+// tanh(x) with the cpu backend's bits: near 0 the polynomial of Cephes tanhf, elsewhere 1 - 2 / (e^2x + 1).
+INLINE float tanh_of(float x) {
+  float square = x * x;
+  float p = -5.7049887e-3f;
+  p = fmaf(p, square, 2.0639088e-2f);
+  p = fmaf(p, square, -5.3739715e-2f);
+  p = fmaf(p, square, 1.3331442e-1f);
+  p = fmaf(p, square, -3.333328e-1f);
+  float near = fmaf(p * square, x, x);
+  float far = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+  return square < 0.390625f ? near : far;  // the square of 0.625
+}
+
+// The slope of c tanh(s / c) where it is `capped`, at least 0: `capped` may be rounded, or minus infinity.
+INLINE float cap_slope(float capped, float cap) {
+  float share = capped / cap;
+  float slope = fmaf(-share, share, 1.0f);
+  return slope < 0.0f ? 0.0f : slope;
+}
+
 // bits32 of random.rs, bit for bit.
 INLINE u32 bits32(u64 stream, u64 index) {
   u32 z = (u32)index ^ (u32)stream;
