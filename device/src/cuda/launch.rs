@@ -1,7 +1,7 @@
 //! The kernels of an [`Op`]: names, grids and arguments, as data. This file calls no CUDA function,
 //! so tests run the same launches on an emulator. Each kernel computes the same as [`crate::cpu`].
 
-use crate::op::{Dropout, Family, HeadNorm, Heads, Op, Reduction, VocabShard};
+use crate::op::{Dropout, Family, HeadNorm, Heads, Op, Reduction, Scores, VocabShard};
 use crate::random::keep_threshold;
 use crate::{Dtype, KernelArg, Tensor};
 

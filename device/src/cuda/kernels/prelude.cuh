@@ -299,12 +299,14 @@ struct Head {
   u32 count;    // heads of this rank
   u32 seq_len;  // T
   u32 dim;      // D
-  float scale;  // 1 / sqrt(D)
+  float scale;  // factor of q k'; usually 1 / sqrt(D)
   u64 first_mask_head;  // number of (sample 0, head 0) among all samples and heads
   u32 total;    // heads of all ranks
   Mask mask;
   u32 kv_count;  // heads of keys and values; count / kv_count heads of queries share one
   const int* starts;  // by row of all samples, where its document starts in its sample; null: at 0
+  u32 window;    // keys that a query sees, its own among them; 0: all of its document up to its own
+  float cap;     // c: a score s becomes c tanh(s / c); 0: no cap
   u32 number;    // number of this head of queries
   u32 shared;    // number of its head of keys and values
 };
@@ -335,7 +337,9 @@ INLINE float finite_or_zero(float x) { return x == -__int_as_float(0x7f800000) ?
 
 // Where the document of a token starts in its sample; 0 for tokens after the last.
 INLINE int start_of(const Head& head, int token) {
-  return head.starts && token < (int)head.seq_len ? head.starts[blockIdx.z * head.seq_len + (u32)token] : 0;
+  int start = head.starts && token < (int)head.seq_len ? head.starts[blockIdx.z * head.seq_len + (u32)token] : 0;
+  int of_window = head.window ? token - (int)head.window + 1 : 0;
+  return start > of_window ? start : of_window;
 }
 
 // Inputs of the backward kernels.
@@ -347,9 +351,9 @@ struct Saved {
 
 #define HEAD_PARAMETERS                                                                                          \
   u32 count, u32 seq_len, u32 dim, float scale, u64 first_mask_head, u32 total, u64 key, u32 threshold,          \
-      float mask_scale, u32 kv_count, const int *starts
+      float mask_scale, u32 kv_count, const int *starts, u32 window, float cap
 #define HEAD \
-  { count, seq_len, dim, scale, first_mask_head, total, { key, threshold, mask_scale }, kv_count, starts, blockIdx.y, blockIdx.y / (count / kv_count) }
+  { count, seq_len, dim, scale, first_mask_head, total, { key, threshold, mask_scale }, kv_count, starts, window, cap, blockIdx.y, blockIdx.y / (count / kv_count) }
 
 #define BACKWARD_PARAMETERS                                                                                      \
   const void *qkv, const void *out, const float *lse, const void *d_out, void *d_qkv, const float *delta,        \
