@@ -27,13 +27,13 @@ fn kinds(sm: u32) -> Vec<MatmulShape> {
     let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
     let mut all = Vec::new();
     for dtype in types.into_iter().filter(|dtype| *dtype != Dtype::Bf16 || sm >= 80) {
-        for turned in [(false, false), (true, false), (false, true), (true, true)] {
-            let (a, b) = (square(dtype, turned.0), square(dtype, turned.1));
+        for transposed in [(false, false), (true, false), (false, true), (true, true)] {
+            let (a, b) = (square(dtype, transposed.0), square(dtype, transposed.1));
             for (d, bias) in [(dtype, None), (dtype, Some(dtype)), (Dtype::F32, None)] {
                 all.push(MatmulShape { a, b, d: square(d, false), bias, step: Step::None });
             }
             // Epilogues of the forward pass, the input's gradient and the weight's gradient.
-            let step = match turned {
+            let step = match transposed {
                 _ if dtype == Dtype::F32 => continue,
                 (true, false) => Step::Gelu,
                 (false, false) => Step::GeluBackward,

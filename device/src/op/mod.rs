@@ -241,9 +241,15 @@ pub enum Op {
     /// infinity if a value of the run is not finite.
     Maxima { x: Tensor, maxima: Tensor },
     /// scale (1) F32 = [`numerics::fp8_scale`](crate::numerics::fp8_scale) of the largest of
-    /// `maxima`; y (m, n) = x (m, n) / scale, and `turned` (n, m) = the same transposed, in one fp8
-    /// format.
-    Quantize { x: Tensor, maxima: Tensor, y: Option<Tensor>, turned: Option<Tensor>, scale: Tensor },
+    /// `maxima`; y (m, n) = x (m, n) / scale; `transposed` (n, m) = the transpose of y. Both have one
+    /// fp8 format.
+    Quantize {
+        x: Tensor,
+        maxima: Tensor,
+        y: Option<Tensor>,
+        transposed: Option<Tensor>,
+        scale: Tensor,
+    },
     /// y (B T, C) = rows of the table (V/tp, C). A row is zero if another rank has its token, or if
     /// the token is negative.
     Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, y: Tensor },

@@ -223,8 +223,8 @@ mod tests {
         assert!(other.train == first.train && other.held_out != first.held_out);
         // The same chunks in another order.
         let two: Vec<u32> = (0..2 * CHUNK as u32).map(|i| i / CHUNK as u32).collect();
-        let turned: Vec<u32> = two.iter().rev().copied().collect();
-        assert_ne!(of(&two, 1, two.len()), of(&turned, 1, two.len()));
+        let reversed: Vec<u32> = two.iter().rev().copied().collect();
+        assert_ne!(of(&two, 1, two.len()), of(&reversed, 1, two.len()));
         assert_ne!(of(&tokens, 1, split), of(&tokens, 1, split - 1));
         // The definition of the hash: after a change of it, no checkpoint matches its data.
         let small = of(&[1, 2, 3, 300], 2, 3);
