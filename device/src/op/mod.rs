@@ -241,8 +241,8 @@ pub enum Op {
     /// infinity if a value of the run is not finite.
     Maxima { x: Tensor, maxima: Tensor },
     /// scale (1) F32 = [`numerics::fp8_scale`](crate::numerics::fp8_scale) of the largest of
-    /// `maxima`; y (m, n) = x (m, n) / scale; `transposed` (n, m) = the transpose of y. Both have one
-    /// fp8 format.
+    /// `maxima`; y (m, n) = x (m, n) / scale; `transposed` (n, m) = the transpose of y. Both have
+    /// one fp8 format.
     Quantize {
         x: Tensor,
         maxima: Tensor,

@@ -115,11 +115,12 @@ pub struct Control {
 #[serde(deny_unknown_fields)]
 pub(crate) struct DataIdentity {
     tokens: usize,
-    held_out_windows: usize,
+    #[serde(rename = "held_out_windows")]
+    validation_windows: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     train_hash: Option<Hash>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    held_out_hash: Option<Hash>,
+    #[serde(default, rename = "held_out_hash", skip_serializing_if = "Option::is_none")]
+    validation_hash: Option<Hash>,
 }
 
 /// The file of one rank.
@@ -206,19 +207,19 @@ impl std::fmt::Display for Control {
 
 impl DataIdentity {
     pub(crate) fn of(data: &Dataset) -> Self {
-        let Identity { train, held_out } = data.identity();
+        let Identity { train, validation } = data.identity();
         let hash = |hash: u128| Some(Hash(format!("{hash:032x}")));
         Self {
             tokens: data.num_tokens(),
-            held_out_windows: data.num_eval_windows(),
+            validation_windows: data.num_eval_windows(),
             train_hash: hash(train),
-            held_out_hash: hash(held_out),
+            validation_hash: hash(validation),
         }
     }
 
     /// Hashes of the training set and the validation set, if both are known.
     pub(crate) fn hashes(&self) -> Option<[&Hash; 2]> {
-        Some([self.train_hash.as_ref()?, self.held_out_hash.as_ref()?])
+        Some([self.train_hash.as_ref()?, self.validation_hash.as_ref()?])
     }
 
     /// Whether both identify the same data: by hashes, or by sizes if one of them has no hashes.
@@ -228,16 +229,16 @@ impl DataIdentity {
             Some((one, other)) => one == other,
             None => self.tokens == other.tokens,
         };
-        same && self.held_out_windows == other.held_out_windows
+        same && self.validation_windows == other.validation_windows
     }
 }
 
 impl std::fmt::Display for DataIdentity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let windows = counted(self.held_out_windows, "held-out window");
+        let windows = counted(self.validation_windows, "validation window");
         write!(f, "{} tokens, {windows}", self.tokens)?;
-        let Some([train, held_out]) = self.hashes() else { return Ok(()) };
-        write!(f, ", xxh3 {} and {}", train.short(), held_out.short())
+        let Some([train, validation]) = self.hashes() else { return Ok(()) };
+        write!(f, ", xxh3 {} and {}", train.short(), validation.short())
     }
 }
 

@@ -317,8 +317,8 @@ impl Documents {
     /// # Errors
     /// A mask cannot be read, or contradicts itself.
     pub(super) fn hashes(&self) -> Result<[u128; 2], ReadError> {
-        let held_out = self.hash(self.split..self.len());
-        Ok([self.hash(0..self.split)?, held_out?])
+        let validation = self.hash(self.split..self.len());
+        Ok([self.hash(0..self.split)?, validation?])
     }
 
     fn hash(&self, part: Range<usize>) -> Result<u128, ReadError> {

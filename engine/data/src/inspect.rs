@@ -51,7 +51,7 @@ impl DataInspection {
                         (CorpusSplit::Cut(text, fraction), lengths::to_train(tokens, fraction))
                     }
                     ("data.train", false) => (CorpusSplit::Train(text), tokens),
-                    _ => (CorpusSplit::HeldOut(text), 0),
+                    _ => (CorpusSplit::Validation(text), 0),
                 };
                 lengths::check(parts, split, tokens, config.model.seq_len)?;
             }

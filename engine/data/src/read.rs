@@ -4,7 +4,7 @@ use super::arrow;
 use super::bad_rows::BadRows;
 use super::checks::{Checks, TextVerdicts};
 use super::containers::Container;
-use super::data_files::{NamedFiles, find_files, held_out_among};
+use super::data_files::{NamedFiles, find_files, validation_file_among};
 use super::kind::{self, FileKind};
 use super::mask::{self, Mask};
 use super::megatron::{self, Dtype, Index};
@@ -73,8 +73,8 @@ pub(super) fn named(
         true => {}
         false => prepared::check(text, &files, from_directory)?,
     }
-    if from_directory && let Some((train, held_out)) = held_out_among(&files) {
-        let problem = Problem::HeldOutToo { train, held_out };
+    if from_directory && let Some((train, validation)) = validation_file_among(&files) {
+        let problem = Problem::ValidationAmongTraining { train, validation };
         if !format.is_text() {
             return Err(at(Path::new(text))(problem));
         }

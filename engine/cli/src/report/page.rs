@@ -118,8 +118,8 @@ fn summary(runs: &[Curves]) -> String {
         "steps",
         "tokens",
         "loss",
-        "held-out loss",
-        "least held-out loss",
+        "validation loss",
+        "least validation loss",
         "tokens/s (median)",
         "time in steps",
         "skipped",
@@ -211,7 +211,7 @@ fn plots(runs: &[Curves]) -> String {
     });
     let all: [(&str, &str, Vec<Series>); 8] = [
         ("Loss", "nats per token", of_steps(|step| step.loss)),
-        ("Held-out loss", "nats per token", validation.collect()),
+        ("Validation loss", "nats per token", validation.collect()),
         ("Learning rate", "", of_steps(|step| step.lr)),
         ("Gradient norm, before clipping", "", of_steps(|step| step.grad_norm)),
         ("Throughput", "tokens per second", of_steps(|step| step.tokens_per_second)),
@@ -324,7 +324,8 @@ fn values(runs: &[Curves]) -> String {
         });
         let mut rows: Vec<_> = rows.collect();
         rows.reverse();
-        let heads = ["step", "loss", "held-out loss", "learning rate", "gradient norm", "tokens/s"];
+        let heads =
+            ["step", "loss", "validation loss", "learning rate", "gradient norm", "tokens/s"];
         // Writing to a String cannot fail.
         let _ = writeln!(
             out,

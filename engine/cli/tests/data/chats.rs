@@ -36,11 +36,11 @@ fn a_model_learns_the_answers_of_chats() {
     let wasteful = folder.onebox(&[&["data", "check", "chat.ron"], &sets[..]].concat()).ok().stdout;
     assert!(wasteful.contains(" % full: several rows share one with data.packing: Documents"));
     let checked = folder.onebox(&["data", "check", "chat.ron"]).ok().stdout;
-    assert!(checked.contains("60 rows: 54 to train, 6 held out"), "{checked}");
+    assert!(checked.contains("60 rows: 54 to train, 6 for validation"), "{checked}");
     assert!(checked.contains("an epoch has 54 samples, which are 6.8 steps of 8"), "{checked}");
     let args = ["train", "chat.ron", "--run-dir", "run"];
     let done = folder.onebox(&args).ok();
-    assert!(done.stderr.contains("54 to train, 6 held out"), "{}", done.stderr);
+    assert!(done.stderr.contains("54 to train, 6 for validation"), "{}", done.stderr);
     assert!(done.stderr.contains("0.59 epochs of 54 samples"), "{}", done.stderr);
     let first = &folder.metrics("run")[0];
     assert!(first["targets"].as_u64().is_some_and(|n| n > 16 && n < 8 * 64), "{first}");
@@ -132,7 +132,7 @@ fn chats_side_by_side_fill_samples_and_resume() {
         let (_, rest) = text.split_once("an epoch has ").unwrap();
         rest.split_once(" samples").unwrap().0.parse().unwrap()
     };
-    assert!(checked.contains("60 rows: 54 to train, 6 held out; samples: "), "{checked}");
+    assert!(checked.contains("60 rows: 54 to train, 6 for validation; samples: "), "{checked}");
     assert!((6..20).contains(&samples(&checked)), "{checked}");
     let shown = onebox(&["data", "show", "chat.ron", "--json"]).stdout;
     let sample: serde_json::Value = serde_json::from_str(&shown).unwrap();
@@ -344,7 +344,7 @@ fn a_mask_is_asked_for_and_looked_at() {
         folder.onebox(&[&["data", "check", "chat.ron"], &with(&data, more)[..]].concat())
     };
     let said = check(&[]).ok().stdout;
-    assert!(said.contains("60 documents: 54 to train, 6 held out"), "{said}");
+    assert!(said.contains("60 documents: 54 to train, 6 for validation"), "{said}");
     check(&["data.packing=Windows"])
         .refused(66, &["000000.chat.mask says which of its tokens count"]);
     let mask = folder.path("made/train/000000.chat.mask");

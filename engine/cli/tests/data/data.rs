@@ -165,7 +165,7 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
         ),
     ] {
         let said = of(train, validation).stderr;
-        assert_eq!(said.contains("evaluation is not held out"), file.is_some(), "{said}");
+        assert_eq!(said.contains("evaluation uses training data"), file.is_some(), "{said}");
         assert!(said.contains(file.unwrap_or("")), "{said}");
     }
     // The same file is there twice, each with its own loss.
@@ -325,7 +325,7 @@ fn a_directory_says_what_it_leaves_out_and_refuses_to_lose_most() {
 }
 
 #[test]
-fn what_is_held_out_by_its_name_is_not_trained_on() {
+fn a_file_that_is_named_as_a_validation_set_is_not_trained_on() {
     let folder = Folder::new();
     for name in ["d/train.bin", "d/val.bin", "e/train.bin", "e/other.bin"] {
         fs::create_dir_all(folder.path(name).parent().unwrap()).unwrap();

@@ -51,7 +51,7 @@ fn forge(path: &Path, change: impl Fn(&str) -> String) {
 }
 
 /// Flips a bit of the hash of the validation tokens.
-fn other_held_out(text: &str) -> String {
+fn other_validation_hash(text: &str) -> String {
     let start = text.find("\"held_out\":").unwrap() + 11;
     let digits = text[start..].find(|c: char| !c.is_ascii_digit()).unwrap();
     let hash: u128 = text[start..start + digits].parse().unwrap();
@@ -104,10 +104,10 @@ fn a_file_of_gigabytes_is_read_through_once_and_is_never_in_memory() {
     assert_eq!(first, unsettled);
     // The contents of the cache folder are trusted: the file is not read completely again.
     let known = only(&folder, "cache");
-    forge(&known, other_held_out);
+    forge(&known, other_validation_hash);
     let forged = hashes(check(&folder, "cache", &sets));
     assert!(forged[0] == first[0] && forged[1] != first[1], "{forged:?}");
-    forge(&known, other_held_out);
+    forge(&known, other_validation_hash);
     // The cache also knows the largest token, for any vocabulary.
     let small = [&sets[..], &["model.vocab=9"]].concat();
     check(&folder, "cache", &small).refused(66, &["token 268435456, at byte 1073741824, is 9,"]);
@@ -340,7 +340,7 @@ fn documents_of_a_gigabyte_are_packed_by_their_index_alone() {
     );
     // The cached result is trusted: the tokens are not read completely again.
     let known = only(&folder, "cache");
-    forge(&known, other_held_out);
+    forge(&known, other_validation_hash);
     let forged = hashes(check(&folder, "cache", &sets));
     let first = hashes(done);
     assert!(forged[0] == first[0] && forged[1] != first[1], "{forged:?}");

@@ -151,7 +151,7 @@ fn a_report_is_one_page_that_loads_nothing_and_shows_every_curve_of_every_run() 
     }
     let curves = [
         "Loss",
-        "Held-out loss",
+        "Validation loss",
         "Learning rate",
         "Gradient norm",
         "Throughput",

@@ -257,7 +257,7 @@ fn documents_of_an_index_are_samples_as_those_of_rows_are() {
 }
 
 #[test]
-fn no_document_is_trained_on_and_held_out() {
+fn no_document_is_in_the_training_part_and_in_the_validation_part() {
     let path = fixture().join("mapped-u16");
     let path = path.to_str().unwrap();
     let with = SampleSettings {

@@ -140,7 +140,8 @@ impl Session<'_> {
         let loss = watch.last.map_or(f64::NAN, |last| last.loss);
         let validation = watch.validation.filter(|(step, ..)| *step == outcome.step);
         let validation = validation.map_or_else(String::new, |(_, loss, whole)| {
-            let part = if whole { "the whole held-out part" } else { "a part of what is held out" };
+            let part =
+                if whole { "the whole validation set" } else { "a part of the validation set" };
             format!(", {loss:.4} over {part}")
         });
         let steps = counted(config.train.steps, "step");
