@@ -64,7 +64,7 @@ fn splits(folder: &Path) -> Option<Vec<String>> {
 
 /// One line for all splits of a data set, with a file for each.
 fn of_splits(folder: &Path, splits: &[String]) -> String {
-    let (from, to) = (literal(folder), literal(&beside(folder, "-")));
+    let (from, to) = (literal(folder), literal(&path_with_ending(folder, "-")));
     match splits {
         [split] => of_saved(folder, split),
         _ => python(&format!(
@@ -74,7 +74,7 @@ fn of_splits(folder: &Path, splits: &[String]) -> String {
 }
 
 fn of_saved(folder: &Path, split: &str) -> String {
-    let (from, to) = (literal(folder), literal(&beside(folder, ".jsonl")));
+    let (from, to) = (literal(folder), literal(&path_with_ending(folder, ".jsonl")));
     let split = match split {
         "" => String::new(),
         split => format!("[{}]", serde_json::Value::from(split)),
@@ -85,7 +85,7 @@ fn of_saved(folder: &Path, split: &str) -> String {
 }
 
 /// The path of the folder with `ending` behind it.
-fn beside(folder: &Path, ending: &str) -> PathBuf {
+fn path_with_ending(folder: &Path, ending: &str) -> PathBuf {
     PathBuf::from(format!("{}{ending}", folder.display()))
 }
 

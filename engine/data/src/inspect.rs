@@ -117,7 +117,7 @@ impl DataInspection {
             Some(width) => width,
             None => {
                 let tokens = TokenFile::new(path, file).map_err(Problem::Unreadable)?;
-                let index = Index::beside(&tokens)?;
+                let index = Index::open_for(&tokens)?;
                 if data.packing != Packing::Windows {
                     self.documents += index.num_documents();
                     self.is_masked |= mask::path_of(path).exists();

@@ -53,7 +53,7 @@ const PARQUET: FileKind = FileKind { what: "a Parquet table", remedy: JSON_LINES
 pub(super) const ARROW: FileKind =
     FileKind { what: "an Arrow table", remedy: "write it as JSON lines, with datasets or pyarrow" };
 /// A compressed file of a directory that also has its text.
-pub(super) const PACKED_BESIDE: FileKind = FileKind {
+pub(super) const PACKED_AND_UNPACKED: FileKind = FileKind {
     what: "compressed, and the file of that name without the last ending is there, too",
     remedy: "remove one of them",
 };

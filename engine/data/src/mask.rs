@@ -118,7 +118,7 @@ pub(super) struct Mask {
 impl Mask {
     /// Opens the mask next to a token file with this index, and checks head and length; `None`
     /// without a mask. `start` is the number of the file's first token among all tokens.
-    pub(super) fn beside(
+    pub(super) fn open_for(
         tokens: &TokenFile,
         index: &Index,
         start: usize,

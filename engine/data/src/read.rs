@@ -122,9 +122,9 @@ impl SourceFiles {
             }
         };
         if self.from_directory && container.is_some() && kind::uncompressed(path) != path {
-            let beside = kind::uncompressed(path);
-            if beside.is_file() {
-                self.left_out.add(path, bytes, kind::PACKED_BESIDE);
+            let unpacked = kind::uncompressed(path);
+            if unpacked.is_file() {
+                self.left_out.add(path, bytes, kind::PACKED_AND_UNPACKED);
                 return Ok(None);
             }
         }
@@ -327,7 +327,7 @@ impl Corpus {
 
     /// Opens the index of a token file, which contains the width of the tokens.
     fn read_index(&mut self, file: &TokenFile, said: &mut BadRows) -> Result<(), Problem> {
-        let index = Index::beside(file)?;
+        let index = Index::open_for(file)?;
         let (width, before) = (index.width(), self.store.width);
         match self.store.num_segments() {
             0 => self.store = Store::new(width),
@@ -350,7 +350,7 @@ impl Corpus {
     /// Opens the mask of a token file. Either all files of a data set have a mask, or none has.
     fn mask_beside(&mut self, file: &TokenFile, index: &Index) -> Result<Option<Mask>, Problem> {
         let Some(documents) = &mut self.documents else { unreachable!("samples are windows") };
-        let mask = Mask::beside(file, index, self.store.num_tokens())?;
+        let mask = Mask::open_for(file, index, self.store.num_tokens())?;
         match (mask.is_some(), documents.are_in_files(), self.indexes.first()) {
             (true, false, None) => documents.say_in_files(),
             (true, false, Some(first)) => {

@@ -61,15 +61,15 @@ impl Tokenizer {
             })?,
             false => read(path)?,
         };
-        let mut beside = Vec::new();
+        let mut other_files = Vec::new();
         for name in FILES {
             match read(&folder.join(name)) {
                 Err(Problem::Missing) => {}
                 Err(problem) => return Err(Problem::BadListed(format!("{name}: {problem}"))),
-                Ok(bytes) => beside.push((name, bytes)),
+                Ok(bytes) => other_files.push((name, bytes)),
             }
         }
-        Self::from_files(bytes, &beside)
+        Self::from_files(bytes, &other_files)
     }
 
     /// Reads the file that a run keeps, which needs no other files.
@@ -85,10 +85,10 @@ impl Tokenizer {
         Self::from_files(bytes, &[])
     }
 
-    pub(super) fn from_files(bytes: Vec<u8>, beside: &Files) -> Result<Self, Problem> {
+    pub(super) fn from_files(bytes: Vec<u8>, other_files: &Files) -> Result<Self, Problem> {
         let wrong = |why: String| Problem::NoTokenizer(why);
-        let sources = sources(&bytes, beside);
-        let FullTokenizer { inner, file, bytes, listed } = FullTokenizer::of(bytes, beside)?;
+        let sources = sources(&bytes, other_files);
+        let FullTokenizer { inner, file, bytes, listed } = FullTokenizer::of(bytes, other_files)?;
         let cuts = Cuts::of(&file);
         drop(file);
         let largest = inner.get_vocab(true).into_values().max();
@@ -105,13 +105,17 @@ impl Tokenizer {
         Ok(Self { inner, bytes, sources, listed, vocab, cuts, plain, normalizes })
     }
 
-    /// Whether this is the tokenizer of `file`, a tokenizer.json, and of the files that `beside`
-    /// returns by name.
-    pub(crate) fn is_of<'a>(&self, file: &[u8], beside: impl Fn(&str) -> Option<&'a [u8]>) -> bool {
-        let beside = FILES.map(|name| beside(name).map(|bytes| (name, bytes.to_vec())));
-        let beside: Vec<_> = beside.into_iter().flatten().collect();
-        self.sources == sources(file, &beside)
-            || FullTokenizer::of(file.to_vec(), &beside)
+    /// Whether this is the tokenizer of `file`, a tokenizer.json, and of the files that
+    /// `other_files` returns by name.
+    pub(crate) fn is_of<'a>(
+        &self,
+        file: &[u8],
+        other_files: impl Fn(&str) -> Option<&'a [u8]>,
+    ) -> bool {
+        let other_files = FILES.map(|name| other_files(name).map(|bytes| (name, bytes.to_vec())));
+        let other_files: Vec<_> = other_files.into_iter().flatten().collect();
+        self.sources == sources(file, &other_files)
+            || FullTokenizer::of(file.to_vec(), &other_files)
                 .is_ok_and(|whole| whole.bytes == self.bytes)
     }
 
@@ -309,7 +313,7 @@ struct FullTokenizer {
 }
 
 impl FullTokenizer {
-    fn of(bytes: Vec<u8>, beside: &Files) -> Result<Self, Problem> {
+    fn of(bytes: Vec<u8>, other_files: &Files) -> Result<Self, Problem> {
         let wrong = |why: String| Problem::NoTokenizer(why);
         if bytes.len() as u64 > LONGEST {
             return Err(wrong(format!("it is longer than {}", topology::format_bytes(LONGEST))));
@@ -328,7 +332,7 @@ impl FullTokenizer {
         let inner = load(&bytes).map_err(wrong)?;
         let own = inner.get_added_tokens_decoder().into_iter().collect();
         let read = |name: &str| {
-            beside.iter().find(|(other, _)| *other == name).map(|(_, bytes)| bytes.clone())
+            other_files.iter().find(|(other, _)| *other == name).map(|(_, bytes)| bytes.clone())
         };
         let all = listed(&read, &own).map_err(Problem::BadListed)?;
         let whole = Self { inner, file, bytes, listed: BTreeSet::new() };
@@ -392,9 +396,10 @@ fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
 }
 
 /// 128-bit xxh3 hash of a tokenizer.json and the other files.
-fn sources(file: &[u8], beside: &Files) -> u128 {
-    let beside = beside.iter().flat_map(|(name, bytes)| [name.as_bytes(), bytes.as_slice()]);
-    hash_of_parts([file].into_iter().chain(beside))
+fn sources(file: &[u8], other_files: &Files) -> u128 {
+    let other_files =
+        other_files.iter().flat_map(|(name, bytes)| [name.as_bytes(), bytes.as_slice()]);
+    hash_of_parts([file].into_iter().chain(other_files))
 }
 
 /// Converts tokens that arrive one by one into text. A single token may be a part of a character,

@@ -124,11 +124,11 @@ pub(super) fn keys_of_messages(
     if !is_messages {
         return Ok(None);
     }
-    let beside = INPUTS
+    let extra_key = INPUTS
         .into_iter()
         .chain(["history"])
         .find(|key| *key != question && row.get(*key).is_some_and(|value| !is_empty(value)));
-    match beside {
+    match extra_key {
         Some(key) => Err(format!(
             "it has {} beside {name}, which is a list of messages: write it as one of the messages, or remove it from the row",
             called(columns, key)
