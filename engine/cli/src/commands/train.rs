@@ -265,7 +265,7 @@ impl Session<'_> {
             validation: None,
             guess: self.guess_watch(),
             train_seconds: 0.0,
-            ahead: [0; 3],
+            speculation: [0; 3],
             verified: [0; 2],
         };
         // Until the first step, which has a line of its own.

@@ -109,7 +109,9 @@ fn summary(runs: &[Curves]) -> String {
             run.steps.iter().filter(|step| step.skipped).count().to_string(),
             bytes(most(|step| step.device_memory)),
             bytes(most(|step| step.host_memory)),
-            or_dash(run.ahead().map(|counts| counts.map(|n| n.to_string()).join(" / "))),
+            or_dash(
+                run.speculation_counts().map(|counts| counts.map(|n| n.to_string()).join(" / ")),
+            ),
         ]
     });
     let heads = [
@@ -130,7 +132,7 @@ fn summary(runs: &[Curves]) -> String {
     let mut rows: Vec<Vec<String>> = rows.collect();
     let mut heads = heads.to_vec();
     // The last column is only for runs with speculative updates.
-    if runs.iter().all(|run| run.ahead().is_none()) {
+    if runs.iter().all(|run| run.speculation_counts().is_none()) {
         heads.pop();
         rows.iter_mut().for_each(|row| drop(row.pop()));
     }
