@@ -371,7 +371,7 @@ mod tests {
             let other_files = [(name, content.as_bytes().to_vec())];
             Tokenizer::from_files(tiny(&json!([])), &other_files).unwrap_err().to_string()
         };
-        for (name, content, said) in [
+        for (name, content, message) in [
             (SETTINGS, "{", "tokenizer_config.json: EOF"),
             (SETTINGS, "[]", "tokenizer_config.json is no JSON object"),
             (SETTINGS, r#"{"eos_token": 3}"#, "`eos_token` is no token"),
@@ -395,7 +395,7 @@ mod tests {
             (MAP, r#"{"eos_token": {}}"#, "`eos_token` is an object without"),
         ] {
             let why = of(name, content);
-            assert!(why.contains(said) && why.contains("files beside it"), "{said}: {why}");
+            assert!(why.contains(message) && why.contains("files beside it"), "{message}: {why}");
         }
     }
 
@@ -405,10 +405,10 @@ mod tests {
         let tokenizer = Tokenizer::from_files(tiny(&json!([])), &other_files).unwrap();
         tokenizer.fits(301).unwrap();
         let why = tokenizer.fits(300).unwrap_err().to_string();
-        for said in
+        for message in
             ["300 (\"<pad>\")", "model.vocab is 300", "301 or more", "tokenizer_config.json"]
         {
-            assert!(why.contains(said), "{said}: {why}");
+            assert!(why.contains(message), "{message}: {why}");
         }
         let why =
             Tokenizer::from_bytes(tiny(&json!([]))).unwrap().fits(299).unwrap_err().to_string();

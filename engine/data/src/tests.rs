@@ -124,9 +124,9 @@ fn without_roots_rights(test: &str) {
         .env(ROOTLESS, "1")
         .output()
         .unwrap_or_else(|e| panic!("setpriv (package util-linux): {e}"));
-    let said = String::from_utf8_lossy(&child.stdout);
-    let refused = child.status.success() && said.contains(REFUSED);
-    assert!(refused, "{said}{}", String::from_utf8_lossy(&child.stderr));
+    let message = String::from_utf8_lossy(&child.stdout);
+    let refused = child.status.success() && message.contains(REFUSED);
+    assert!(refused, "{message}{}", String::from_utf8_lossy(&child.stderr));
 }
 
 #[test]

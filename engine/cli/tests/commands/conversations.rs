@@ -85,9 +85,9 @@ fn the_oldest_turns_are_left_out_when_the_conversation_is_full() {
     for (message, found) in messages.iter().zip(&found) {
         assert_eq!(found, &answers(&folder, &format!("{message}\n"), "--tokens 8")[0]);
     }
-    let said =
+    let output =
         "note: the oldest turn is left out from here on: the conversation has room for 36 tokens\n";
-    assert_eq!(full.stderr, said.repeat(2));
+    assert_eq!(full.stderr, output.repeat(2));
     // An answer ends where the conversation is full.
     let cut = converse(&folder, b"what?\n", "--context 40 --json").ok();
     let answer: Value = serde_json::from_str(&cut.stdout).unwrap();

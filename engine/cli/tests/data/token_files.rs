@@ -238,8 +238,8 @@ fn many_small_files_train_as_one_and_few_of_them_are_open() {
         let to = folder.path("megatron").join(format!("{i}.{kind}"));
         fs::copy(fixture.join(format!("mapped-u16.{kind}")), to).unwrap();
     }
-    let said = checked("Megatron --set 'data.train=\"megatron\"'");
-    assert!(said.contains("500 files") && said.contains("in 3500 documents"), "{said}");
+    let output = checked("Megatron --set 'data.train=\"megatron\"'");
+    assert!(output.contains("500 files") && output.contains("in 3500 documents"), "{output}");
 }
 
 /// Changes a file during a run, one change after another, with some steps between.
@@ -300,9 +300,9 @@ fn a_file_that_is_touched_under_a_run_ends_it_only_where_its_bytes_are_others() 
         file.set_modified(before).unwrap();
     };
     let ended = under_a_run(&[&touch, &rewrite, &link, &change]);
-    let said = ended.stderr.matches("tokens.bin has another time of change: it is read").count();
+    let count = ended.stderr.matches("tokens.bin has another time of change: it is read").count();
     // Each rank may report the last change.
-    assert!(said >= 4, "{}", ended.stderr);
+    assert!(count >= 4, "{}", ended.stderr);
     ended.refused(66, &["tokens.bin: cannot read the tokens at byte", "it was written to"]);
 }
 
@@ -333,9 +333,9 @@ fn documents_of_a_gigabyte_are_packed_by_their_index_alone() {
     let warning =
         "32768 of 32768 documents have more tokens than model.seq_len + 1 and are divided";
     assert!(done.stderr.contains(warning), "{}", done.stderr);
-    let said: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    let output: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(
-        said["samples"].as_u64().unwrap() + said["held_out_samples"].as_u64().unwrap(),
+        output["samples"].as_u64().unwrap() + output["held_out_samples"].as_u64().unwrap(),
         2 * documents
     );
     // The cached result is trusted: the tokens are not read completely again.

@@ -80,9 +80,9 @@ fn quiet_says_nothing_and_a_dry_run_writes_nothing() {
     let folder = Folder::new();
     let done = folder.train("quiet", &["--quiet"]).ok();
     // A quiet run still reports faults of the machine, such as cores that it cannot bind.
-    let mut said = done.stderr.lines();
+    let mut output = done.stderr.lines();
     let warns = |line: &str| line.trim_start().starts_with("WARN") || line.starts_with("warning:");
-    assert!(done.stdout.is_empty() && said.all(warns), "{}{}", done.stdout, done.stderr);
+    assert!(done.stdout.is_empty() && output.all(warns), "{}{}", done.stdout, done.stderr);
     let done = folder.train("dry", &["--dry-run"]).ok();
     assert!(done.stdout.contains("it fits") && done.stderr.contains("nothing was written"));
     assert!(!folder.path("dry").exists());

@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_damaged_array_is_refused_with_row_and_line() {
-        for (text, said) in [
+        for (text, message) in [
             (
                 &b"[{\"a\": 1},\n{\"a\": "[..],
                 "it ends inside of row 2, which begins in line 2 and was cut off",
@@ -225,7 +225,7 @@ mod tests {
             (b"{\"a\": 1}", "`{` stands in line 1"),
         ] {
             let error = lines(text, 5).unwrap_err();
-            assert!(error.contains(said), "{said}: {error}");
+            assert!(error.contains(message), "{message}: {error}");
         }
     }
 }

@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_table_that_programs_read_differently_is_refused_with_its_line() {
-        for (text, said) in [
+        for (text, message) in [
             (&b"a,b\n1,2\n3\n"[..], "the row that begins in line 3 has 1 column, and the header 2"),
             (b"a,b\n\"1\n\",2\n3,4,5\n", "the row that begins in line 4 has 3 columns"),
             (b"a,b\n1,\"2\n3,4\n", "it ends inside of the quotes that line 2 opens"),
@@ -258,7 +258,7 @@ mod tests {
             (b"a,a\n", "has the column \"a\" twice"),
         ] {
             let error = lines(text, b',').unwrap_err();
-            assert!(error.contains(said), "{said}: {error}");
+            assert!(error.contains(message), "{message}: {error}");
         }
     }
 }
