@@ -234,7 +234,7 @@ impl Block {
             dev.submit(Compute, Op::Dropout { x: d, y: rows, dropout });
         }
         let (d_sum, x) = own.unwrap_or((d, d));
-        if let Some(y) = Region::apart(dev, d_bias) {
+        if let Some(y) = Region::separate_bias(dev, d_bias) {
             dev.submit(Compute, Op::ColumnSum { x, y });
         }
         region.gather(dev, d_sum);

@@ -163,5 +163,5 @@ impl Linear {
 /// Runs the epilogue of an fp8 matmul as a separate op, on operands before their rounding to fp8.
 #[track_caller]
 fn follow(dev: &Device, epilogue: Epilogue, a: Tensor, c: Tensor) {
-    epilogue.apart(a, c).into_iter().for_each(|op| dev.submit(Compute, op));
+    epilogue.separate_op(a, c).into_iter().for_each(|op| dev.submit(Compute, op));
 }

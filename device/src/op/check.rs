@@ -34,8 +34,8 @@ impl Op {
         if let Self::Gemm { .. } | Self::ScaledGemm { .. } = self {
             let product = Product::of(self).ok_or("no product")?;
             return product.check().and_then(|()| {
-                let apart = product.epilogue.apart(product.a, product.c);
-                apart.map_or(Ok(()), |op| op.check(lane))
+                let separate_op = product.epilogue.separate_op(product.a, product.c);
+                separate_op.map_or(Ok(()), |op| op.check(lane))
             });
         }
         let mut transposed = false;

@@ -126,7 +126,7 @@ pub(crate) const fn run_of_maxima(len: usize) -> usize {
 }
 
 /// An additional step of a matmul. If the GPU's library has the step, it saves a pass over memory.
-/// Otherwise the op of [`apart`](Self::apart) follows the matmul.
+/// Otherwise the op of [`separate_op`](Self::separate_op) follows the matmul.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[expect(missing_docs, reason = "each variant's formula names its fields")]
 pub enum Epilogue {
@@ -151,7 +151,7 @@ impl Epilogue {
     }
 
     /// The op that does the epilogue's work after a matmul with operand `a` and result `c`.
-    pub const fn apart(self, a: Tensor, c: Tensor) -> Option<Op> {
+    pub const fn separate_op(self, a: Tensor, c: Tensor) -> Option<Op> {
         match self {
             Self::None => None,
             Self::Gelu { y } => Some(Op::Gelu { x: c, y }),

@@ -5,7 +5,7 @@
 //! So a resumed or resharded run needs no replay.
 
 use super::mixing::SourceMix;
-use super::{Corpus, Identity, behind, warn_of_overlap};
+use super::{Corpus, Identity, real_path, warn_of_overlap};
 use config::{DataOrder, Source};
 use device::random;
 use files::path_text::PathText;
@@ -203,7 +203,7 @@ fn warn_of_files(to_train: &[Corpus], validation: &[Corpus]) {
         return warn_of_overlap(files(to_train), files(validation));
     }
     let mut seen = HashSet::new();
-    for file in files(to_train).filter_map(|file| behind(file)) {
+    for file in files(to_train).filter_map(|file| real_path(file)) {
         if !seen.insert(file.clone()) {
             let file = PathText(&file);
             tracing::warn!(

@@ -457,7 +457,7 @@ impl fmt::Debug for Corpus {
 }
 
 /// The real path of a file, after all links.
-fn behind(file: &Path) -> Option<PathBuf> {
+fn real_path(file: &Path) -> Option<PathBuf> {
     file.canonicalize().ok()
 }
 
@@ -465,8 +465,8 @@ fn warn_of_overlap<'a>(
     train: impl Iterator<Item = &'a PathBuf>,
     validation: impl Iterator<Item = &'a PathBuf>,
 ) {
-    let train: HashSet<_> = train.filter_map(|file| behind(file)).collect();
-    for file in validation.filter_map(|file| behind(file)).filter(|file| train.contains(file)) {
+    let train: HashSet<_> = train.filter_map(|file| real_path(file)).collect();
+    for file in validation.filter_map(|file| real_path(file)).filter(|file| train.contains(file)) {
         let file = PathText(&file);
         tracing::warn!(
             "{file} is in data.train and in data.validation: evaluation uses training data"
