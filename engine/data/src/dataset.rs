@@ -89,7 +89,7 @@ impl Dataset {
     fn validation_corpora(&self) -> &[NamedCorpus] {
         match &self.corpora[self.to_train..] {
             [] => &self.corpora,
-            apart => apart,
+            own => own,
         }
     }
 

@@ -240,8 +240,8 @@ impl Corpus {
             all.hold_out(documents, self.packs);
         }
         self.pass(checks).map_err(|failure| {
-            let apart = matches!(parts, Both(..) | Validation(_));
-            let trained_on = !apart || self.files[..to_train].contains(&failure.0);
+            let is_separate = matches!(parts, Both(..) | Validation(_));
+            let trained_on = !is_separate || self.files[..to_train].contains(&failure.0);
             in_key(if trained_on { "data.train" } else { "data.validation" })(failure)
         })?;
         match self.documents {

@@ -232,11 +232,11 @@ impl Tokenizer {
         let is_put: Vec<bool> =
             encoded.get_special_tokens_mask().iter().map(|put| *put == 1).collect();
         let mut text = with_places(Ok(encoded), text)?;
-        let behind = is_put.iter().rposition(|put| !put).map_or(text.len(), |last| last + 1);
-        let behind = text.split_off(behind).into_iter().map(|(token, _)| token).collect();
+        let back = is_put.iter().rposition(|put| !put).map_or(text.len(), |last| last + 1);
+        let back = text.split_off(back).into_iter().map(|(token, _)| token).collect();
         let front = is_put.iter().position(|put| !put).unwrap_or(0);
         let front = text.drain(..front).map(|(token, _)| token).collect();
-        Ok(TokenSpans { front, text, behind })
+        Ok(TokenSpans { front, text, back })
     }
 
     /// The first control token that the tokenizer finds in the text after normalization.
@@ -292,7 +292,7 @@ impl Tokenizer {
 
     /// A decoder for tokens that arrive one by one.
     pub fn decoder(&self) -> Decoder<'_> {
-        Decoder { inner: &self.inner, tokens: Vec::new(), told: 0 }
+        Decoder { inner: &self.inner, tokens: Vec::new(), num_returned: 0 }
     }
 }
 
@@ -300,7 +300,7 @@ impl Tokenizer {
 pub(super) struct TokenSpans {
     pub(super) front: Vec<u32>,
     pub(super) text: Vec<(u32, Range<usize>)>,
-    pub(super) behind: Vec<u32>,
+    pub(super) back: Vec<u32>,
 }
 
 /// A tokenizer.json with the tokens that the other files list.
@@ -410,7 +410,7 @@ pub struct Decoder<'a> {
     /// Tokens of the last returned text, followed by newer tokens.
     tokens: Vec<u32>,
     /// Number of tokens of the last returned text.
-    told: usize,
+    num_returned: usize,
 }
 
 impl Decoder<'_> {
@@ -426,12 +426,12 @@ impl Decoder<'_> {
     }
 
     fn piece(&mut self, last: bool) -> String {
-        let (before, new) = self.tokens.split_at(self.told);
+        let (before, new) = self.tokens.split_at(self.num_returned);
         let (Ok(before), Ok(all), Ok(alone)) =
             (self.text(before), self.text(&self.tokens), self.text(new))
         else {
             self.tokens.clear();
-            self.told = 0;
+            self.num_returned = 0;
             return char::REPLACEMENT_CHARACTER.into();
         };
         // Some decoders change earlier text next to an incomplete character; then the new tokens
@@ -442,8 +442,8 @@ impl Decoder<'_> {
             return String::new();
         }
         let piece = piece.to_owned();
-        self.tokens.drain(..self.told);
-        self.told = self.tokens.len();
+        self.tokens.drain(..self.num_returned);
+        self.num_returned = self.tokens.len();
         piece
     }
 

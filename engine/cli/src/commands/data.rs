@@ -223,10 +223,10 @@ fn every(
     }
     let to_train = train.iter().map(of_train).collect::<Result<_, _>>()?;
     let open_validation = |source: &Source| open(CorpusSplit::Validation(&source.path));
-    let apart = validation.iter().map(open_validation).collect::<Result<_, _>>()?;
+    let corpora = validation.iter().map(open_validation).collect::<Result<_, _>>()?;
     Ok(Dataset::of_corpora(
         SourceCorpora { corpora: to_train, sources: train },
-        SourceCorpora { corpora: apart, sources: validation },
+        SourceCorpora { corpora, sources: validation },
     ))
 }
 

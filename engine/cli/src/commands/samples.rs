@@ -42,7 +42,7 @@ pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), 
     let Identity { train, validation } = dataset.identity();
     let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
     if *json {
-        let (shares, apart) = (dataset.shares(1.0), dataset.evaluations());
+        let (shares, evaluations) = (dataset.shares(1.0), dataset.evaluations());
         return print_json(&json!({
             "ok": true,
             "tokens": dataset.num_tokens(),
@@ -51,7 +51,7 @@ pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), 
             "train_hash": format!("{train:032x}"),
             "held_out_hash": format!("{validation:032x}"),
             "sets": shares.map(|(name, samples, share)| json!({ "name": name, "samples": samples, "share": share })).collect::<Vec<_>>(),
-            "held_out_sets": apart.map(|(name, corpus)| json!({ "name": name, "samples": corpus.num_eval_windows() })).collect::<Vec<_>>(),
+            "held_out_sets": evaluations.map(|(name, corpus)| json!({ "name": name, "samples": corpus.num_eval_windows() })).collect::<Vec<_>>(),
         }));
     }
     print(&format!(
