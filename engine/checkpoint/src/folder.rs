@@ -211,7 +211,7 @@ pub fn clean(folder: &Directory) -> io::Result<()> {
     entries(folder, &[".tmp", ".old"])?.iter().try_for_each(|(_, name)| folder.remove(name))
 }
 
-/// Removes the checkpoints before `oldest`, except those of the steps `kept`.
+/// Removes the checkpoints before `oldest`, except the checkpoints of the steps `kept`.
 pub fn retain_from(folder: &Directory, oldest: u64, kept: &[u64]) -> io::Result<()> {
     remove_those(folder, |step| step < oldest && !kept.contains(&step))
 }

@@ -58,7 +58,7 @@ pub(super) struct RangePlace {
 }
 
 impl Checkpoint {
-    /// Opens the directory `path`, whose name must be that of `step`, and checks all of it.
+    /// Opens the directory `path`, which must have the name of `step`, and checks all of it.
     ///
     /// # Errors
     /// [`CheckpointError`] with the file and the tensor that differ from what was written.

@@ -66,7 +66,7 @@ impl UnfinishedCheckpoint {
         Self::begin_beside(folder, step, make_room)
     }
 
-    /// Creates the checkpoint of `step` beside other unfinished ones of the same command.
+    /// Creates the checkpoint of `step` next to other unfinished checkpoints of the same command.
     pub(crate) fn begin_beside(
         folder: Arc<Directory>,
         step: u64,

@@ -36,7 +36,7 @@ pub(super) fn check(folder: &Path) -> Result<(), Failure> {
     Err(at(folder)(Problem::Arrow { command }))
 }
 
-/// The command that converts an Arrow file, or the saved data set of which it is a part.
+/// The command that converts an Arrow file, or the saved data set that contains the file.
 pub(super) fn command(path: &Path) -> String {
     match path.parent().filter(|folder| is_saved(folder)) {
         Some(folder) => of_saved(folder, ""),
@@ -84,7 +84,7 @@ fn of_saved(folder: &Path, split: &str) -> String {
     ))
 }
 
-/// The path of the folder with `ending` behind it.
+/// The path `folder` with `ending` appended to its last name.
 fn path_with_ending(folder: &Path, ending: &str) -> PathBuf {
     PathBuf::from(format!("{}{ending}", folder.display()))
 }

@@ -1,4 +1,4 @@
-//! Guesses what a file holds from its first bytes and its name. Training on any bytes is possible,
+//! Guesses the kind of a file from its first bytes and its name. Training on any bytes is possible,
 //! but most kinds of files are a mistake of the user.
 
 use config::DataFormat;
@@ -60,7 +60,7 @@ pub(super) const PACKED_AND_UNPACKED: FileKind = FileKind {
 /// A compressed file of a directory that cannot be unpacked.
 pub(super) const PACKED_DAMAGED: FileKind =
     FileKind { what: "compressed, and damaged or cut off", remedy: "get the whole file again" };
-/// A compressed file of a directory that has no text in it.
+/// A compressed file of a directory, without text in the file.
 pub(super) const PACKED_ARCHIVE: FileKind = FileKind {
     what: "compressed, and contains an archive or a table",
     remedy: "unpack it by hand",

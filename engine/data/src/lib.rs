@@ -156,7 +156,7 @@ pub struct Corpus {
     /// Whether samples hold several documents.
     packs: bool,
     found: DataFindings,
-    /// Number of times that touched files were read again. Readers of tokens hold the lock.
+    /// Number of repeated reads of touched files. Readers of tokens hold the lock.
     read_again: RwLock<u64>,
     /// The files of all parts.
     files: Vec<PathBuf>,

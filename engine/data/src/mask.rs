@@ -62,13 +62,13 @@ pub(super) fn name_of_part(part: usize, is_masked: bool) -> String {
     format!("{part:06}{chat}.bin")
 }
 
-/// Whether the name of a file is that of a part, finished or not.
+/// Whether a file has the name of a part, finished or not.
 pub(super) fn is_of_part(path: &Path) -> bool {
     let number = path.file_name().and_then(|name| name.to_str()?.split('.').next());
     number.is_some_and(|n| n.len() == 6 && n.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Refuses a part of chats without its mask: all tokens would count, including those of prompts.
+/// Refuses a part of chats without its mask: all tokens would count, also the tokens of prompts.
 pub(super) fn check_there(tokens: &Path) -> Result<(), Problem> {
     let stem = tokens.file_stem().and_then(|stem| stem.to_str());
     let number = stem.and_then(|stem| stem.strip_suffix(CHAT));

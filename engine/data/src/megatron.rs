@@ -1,6 +1,6 @@
 //! The index (.idx) that Megatron writes next to a token file (.bin): the type of the tokens, and
 //! the starts of sequences and documents. `MMIDIDX` marks mapped data sets; `TNTIDX` marks older
-//! ones, which fairseq writes without documents.
+//! data sets, which fairseq writes without documents.
 
 use super::open::open_regular;
 use super::problem::Problem;

@@ -155,7 +155,7 @@ impl ModelFiles {
         })
     }
 
-    /// The reason why the files do not fit a run with this `data` and `tokenizer`, if there is one.
+    /// Why the files do not fit a run with this `data` and `tokenizer`; `None` if they fit.
     pub fn foreign(
         &self,
         data: &DataConfig,

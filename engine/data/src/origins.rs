@@ -35,7 +35,7 @@ impl RowUnit {
 }
 
 impl Origin {
-    /// Makes the path of the file relative to `folder`, if the file is in it.
+    /// Makes the path of the file relative to `folder`, if the file is in that folder.
     pub fn seen_from(self, folder: &Path) -> Self {
         let file = self.file.strip_prefix(folder).map_or(self.file.clone(), PathBuf::from);
         Self { file, ..self }

@@ -42,7 +42,7 @@ struct Header {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Manifest {
     pub(super) version: u32,
-    /// Shell command that recreates everything; empty if there is none.
+    /// Shell command that recreates everything; empty if the list has no command.
     pub(super) command: String,
     /// Output folder of the command, which a copied list still names. The first lists of this
     /// format have no such field.

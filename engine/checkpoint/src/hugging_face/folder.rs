@@ -151,7 +151,7 @@ impl Folder {
         FolderError::refused(&self.files[foreign.file].0, why)
     }
 
-    /// Adds a file, whose tensors must be those that the index places in it.
+    /// Adds a file. Its tensors must be exactly the tensors that the index assigns to this file.
     fn add(
         &mut self,
         folder: &ModelFolder,

@@ -183,7 +183,7 @@ fn begin(unfinished: &Path) -> Result<File, ExportError> {
     Ok(lock)
 }
 
-/// Removes the unfinished folder, unless another folder has taken its place.
+/// Removes the unfinished folder, unless another folder has its name now.
 fn give_up(unfinished: &Path, lock: &File) {
     if is_held(lock, unfinished) {
         // Ignore errors of the cleanup: the first error is the useful one.

@@ -32,7 +32,7 @@ const TEMPORARY: &str = "folder in TMPDIR";
 const CACHE_FOLDERS: usize = 3;
 
 impl Cache {
-    /// The text of a packed file: the copy in the folder, which is made if it is not there. `store`
+    /// The text of a packed file: the copy in the folder; a missing copy is made. `store`
     /// protects it from removal.
     pub(crate) fn unpacked(
         &self,

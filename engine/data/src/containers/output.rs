@@ -1,4 +1,4 @@
-//! Unpacked text on its way to a file or to memory, with limits.
+//! Writes unpacked text to a file or to memory, with limits.
 
 use crate::unpack_error::{MOST_GROWTH, SMALL, UnpackError};
 use files::directory::Directory;

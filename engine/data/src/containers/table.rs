@@ -1,5 +1,5 @@
 //! A table of texts (CSV, TSV) with a header: each row becomes a line with an object of texts, in the
-//! line of the copy in which the row begins in the table. Quotes are those of RFC 4180.
+//! line of the copy in which the row begins in the table. Quotes follow RFC 4180.
 
 use super::output::Output;
 use crate::rows::LONGEST;
@@ -15,9 +15,9 @@ enum Place {
     Start,
     Plain,
     Quoted,
-    /// Behind a quote in a quoted field: the quote ends the field, or another quote follows.
+    /// After a quote in a quoted field: the quote ends the field, or another quote follows.
     Quote,
-    /// Behind a carriage return.
+    /// After a carriage return.
     Return,
 }
 
@@ -143,7 +143,7 @@ impl Table {
         self.ends.iter().map(field).collect()
     }
 
-    /// Takes the header, or writes a row. A line without any sign is no row.
+    /// Reads the header, or writes a row. An empty line is no row.
     fn finish(&mut self, out: &mut Output<'_>) -> Result<(), UnpackError> {
         self.ends.push(self.bytes.len());
         let is_blank = self.bytes.is_empty() && self.ends.len() == 1 && !self.has_quotes;

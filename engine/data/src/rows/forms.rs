@@ -77,7 +77,7 @@ struct Turns {
     messages: Vec<Json>,
     /// Number of the first messages, which are the prompt.
     asked: usize,
-    /// Text that answers the messages, if the row has it beside them.
+    /// Text that answers the messages, if the row has a separate answer.
     answer: Option<String>,
 }
 
@@ -89,7 +89,7 @@ impl Turns {
 }
 
 impl Kind {
-    /// Kind that `columns` asks for, or else the kind that the keys of the row show.
+    /// Kind that `columns` demands; without a demand, the kind that the keys of the row show.
     fn of(row: &Map, columns: &ChatColumns) -> Self {
         let list = if row.contains_key("messages") { "messages" } else { "conversations" };
         let [messages, completion, pair, _] =
@@ -238,7 +238,8 @@ fn own_keys(columns: &ChatColumns) -> [&str; 2] {
     ["role", "content"].map(|key| columns.get(key).unwrap_or(key))
 }
 
-/// Takes the values of two keys out of a row. A table has lists of messages as texts.
+/// Removes the values of two keys from a row and returns the values. A table has lists of messages
+/// as texts.
 fn both(
     row: &mut Map,
     columns: &ChatColumns,

@@ -18,13 +18,14 @@ const INPUTS: [&str; 2] = ["input", "context"];
 pub(super) struct Pair {
     history: Vec<[String; 2]>,
     question: String,
-    /// Text that belongs to the question; empty if there is none.
+    /// Text that belongs to the question; empty if the row has no such text.
     input: String,
     answer: String,
 }
 
 impl Pair {
-    /// Takes the keys of a pair out of a row; `None` if the row has no question or no answer.
+    /// Removes the keys of a pair from a row and returns the pair; `None` if the row has no question
+    /// or no answer.
     ///
     /// # Errors
     /// Two keys may be the question or the answer, or a value is no text.
