@@ -238,9 +238,9 @@ fn a_text_is_printed_as_it_is_written() {
 }
 
 /// A conversation through pipes with the model of [`patient`].
-struct Piped(Child);
+struct PipedConversation(Child);
 
-impl Piped {
+impl PipedConversation {
     fn start(folder: &Folder, args: &[&str]) -> Self {
         let all = ["generate", "long", "--chat", "--temperature", "0"];
         Self::of(folder.command(&[&all[..], args].concat()))
@@ -298,7 +298,7 @@ impl Piped {
     }
 }
 
-impl Drop for Piped {
+impl Drop for PipedConversation {
     fn drop(&mut self) {
         let _ = self.0.kill().and_then(|()| self.0.wait());
     }
@@ -310,7 +310,7 @@ fn a_ctrl_c_ends_a_conversation_through_pipes_after_the_answer_so_far() {
     patient(&folder);
     let long = ["--context", "65536"];
     // The text so far, with a line end.
-    let mut piped = Piped::start(&folder, &long);
+    let mut piped = PipedConversation::start(&folder, &long);
     piped.send("what?\n");
     let mut begun = [0; 20];
     piped.0.stdout.as_mut().unwrap().read_exact(&mut begun).unwrap();
@@ -318,7 +318,7 @@ fn a_ctrl_c_ends_a_conversation_through_pipes_after_the_answer_so_far() {
     let (code, rest) = piped.end();
     assert_eq!((code, rest.chars().last()), (Some(130), Some('\n')));
     // One object.
-    let mut piped = Piped::start(&folder, &[&long[..], &["--json"]].concat());
+    let mut piped = PipedConversation::start(&folder, &[&long[..], &["--json"]].concat());
     piped.wait_until_ready();
     let before = piped.computed();
     piped.send("what?\n");
@@ -331,7 +331,7 @@ fn a_ctrl_c_ends_a_conversation_through_pipes_after_the_answer_so_far() {
     assert!(!answer["text"].as_str().unwrap().is_empty(), "{answer}");
     assert!(!answer["tokens"].as_array().unwrap().is_empty(), "{answer}");
     // Between two answers there is nothing to write.
-    let piped = Piped::start(&folder, &long);
+    let piped = PipedConversation::start(&folder, &long);
     piped.wait_until_ready();
     piped.interrupt();
     assert_eq!(piped.end(), (Some(130), String::new()));
@@ -345,7 +345,7 @@ fn a_conversation_in_the_background_of_a_script_ignores_a_ctrl_c() {
     let line = format!("trap '' INT; exec {} \"$@\"", env!("CARGO_BIN_EXE_onebox"));
     command.args(["-c", &line, "script", "generate", "long", "--chat", "--json", "--tokens", "6"]);
     command.current_dir(folder.path("."));
-    let mut piped = Piped::of(command);
+    let mut piped = PipedConversation::of(command);
     let mut out = BufReader::new(piped.0.stdout.take().unwrap()).lines();
     for message in ["what?\n", "who waits?\n"] {
         piped.send(message);
