@@ -342,10 +342,11 @@ fn sampling(args: &GenerateArgs, from: &LoadedModel<'_>) -> Result<Sampling, Com
     })
 }
 
-/// Prints a prompt and its text as a JSON object on one line.
+/// Prints a prompt and its text as a JSON object on one line. A text without an end was interrupted.
 fn print_text(prompt: &str, text: &TextProgress) -> Result<(), CommandError> {
     let written = String::from_utf8_lossy(&text.bytes);
-    let (end, tokens) = (text.end, &text.tokens);
+    let end = text.end.map_or_else(|| "interrupted".into(), |end| serde_json::json!(end));
+    let tokens = &text.tokens;
     let json =
         serde_json::json!({ "prompt": prompt, "text": written, "tokens": tokens, "end": end });
     print(&format!("{json}\n"))

@@ -342,3 +342,13 @@ fn tokenizer() -> Vec<u8> {
     fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tokenizer-tiny.json"))
         .unwrap()
 }
+
+/// clap proposes `-- --config` by itself, which is a file of this name.
+#[test]
+fn a_config_as_an_option_gets_the_right_tip() {
+    let folder = Folder::new();
+    let done = folder.onebox(&["train", "--config", "tiny.ron"]);
+    let done = done.refused(2, &["'--config'", "tip: the config is no option", "train my.ron"]);
+    assert!(!done.stderr.contains("as a value"), "{}", done.stderr);
+    folder.onebox(&["train", "--confg", "tiny.ron"]).refused(2, &["'--confg'"]);
+}

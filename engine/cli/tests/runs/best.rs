@@ -4,25 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
-use crate::common::{Folder, OVERFLOWING};
+use crate::common::{Folder, OVERFLOWING, WORSE};
 use crate::directories::replaced::struck;
 use engine::run::FaultPoint;
 use serde_json::Value;
 use std::fs;
-
-/// A learning rate that grows until the model gets worse. Evaluations and saves rarely coincide.
-const WORSE: [&str; 10] = [
-    "optimizer.lr=1.0",
-    "schedule.warmup_steps=14",
-    "schedule.decay_steps=1000",
-    "train.steps=14",
-    "train.eval_every=2",
-    "train.checkpoint_every=3",
-    "train.checkpoint_keep=2",
-    "train.keep_best=true",
-    "sample.tokens=0",
-    "batch.micro=1",
-];
 
 fn words(sets: &[&str], more: &[&str]) -> Vec<String> {
     let sets = sets.iter().flat_map(|set| ["--set", set]);

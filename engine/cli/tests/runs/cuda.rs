@@ -62,6 +62,14 @@ fn libraries_are_found_without_the_library_path() {
     let compiler = wheel("cuda_nvrtc", &["libnvrtc.so.12", "libnvrtc-builtins.so.12.9"]);
     let products = wheel("cublas", &["libcublasLt.so.12"]);
     let collectives = wheel("nccl", &["libnccl.so.2"]);
+    let of_cuda = "env/lib/python3.12/site-packages/nvidia_nccl_cu13-2.27.5.dist-info";
+    fs::create_dir(folder.path(of_cuda)).unwrap();
+    // The environment sees the packages of its parent.
+    let at = "base/lib/python3.12/site-packages/nvidia/cudnn/lib";
+    let attention = libraries(&folder, at, &["libcudnn.so.9"]).join("libcudnn.so.9");
+    let home = folder.path("base/bin");
+    let config = format!("home = {}\ninclude-system-site-packages = true\n", home.display());
+    fs::write(folder.path("env/pyvenv.cfg"), config).unwrap();
     let toolkit = libraries(&folder, "cuda/lib64", &["libnvrtc.so.12", "libcublasLt.so.12"]);
     let program = folder.path("env/bin/onebox");
     fs::create_dir_all(folder.path("env/bin")).unwrap();
@@ -69,16 +77,17 @@ fn libraries_are_found_without_the_library_path() {
     if fs::hard_link(built, &program).is_err() {
         fs::copy(built, &program).unwrap();
     }
-    let doctor = |program: &Path, path: &str| {
+    let doctor_of = |program: &Path, path: &str, variables: &[(&str, &str)]| {
         let mut command = Command::new(program);
         command.arg("doctor").current_dir(folder.path("")).env("XDG_CACHE_HOME", folder.path("c"));
         command.env("LD_LIBRARY_PATH", path).env("CUDA_HOME", folder.path("cuda"));
         for name in ["VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_PATH"] {
             command.env_remove(name);
         }
-        command.env("FAKECUDA_DEVICES", "1");
+        command.env("FAKECUDA_DEVICES", "1").envs(variables.iter().copied());
         Folder::done(command).ok().stdout
     };
+    let doctor = |program: &Path, path: &str| doctor_of(program, path, &[]);
     let says = |message: &str, texts: &[String]| {
         for text in texts {
             assert!(message.contains(text), "`{text}` is not in:\n{message}");
@@ -93,8 +102,19 @@ fn libraries_are_found_without_the_library_path() {
         format!("NVRTC         12.9{}, with {}", from(&compiler, own), builtins.display()),
         from(&products, own),
         from(&collectives, own),
+        from(&attention, "the parent of onebox's Python environment"),
     ];
-    says(&doctor(&program, driver), &texts);
+    let said = doctor(&program, driver);
+    says(&said, &texts);
+    // A wheel of NCCL does not tell its CUDA version, but for the name of its package.
+    assert!(!said.contains("of a wheel for CUDA"), "{said}");
+    let remedy = "pip uninstall nvidia-nccl-cu13, then pip install nvidia-nccl-cu12".to_owned();
+    let late = "is of a wheel for CUDA 13, and the driver is for CUDA 12".to_owned();
+    let said = doctor_of(&program, driver, &[("FAKECUDA_DRIVER", "12040")]);
+    says(&said, &[late, remedy.clone()]);
+    let volta = "is of a wheel for CUDA 13, which has no code for GPU 0".to_owned();
+    let said = doctor_of(&program, driver, &[("FAKECUDA_SM", "70")]);
+    says(&said, &[volta, remedy]);
     // Without an environment around the program, the toolkit has the libraries.
     let [first, second] =
         ["libnvrtc.so.12", "libcublasLt.so.12"].map(|name| from(&toolkit.join(name), "CUDA_HOME"));

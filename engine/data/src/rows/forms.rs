@@ -351,7 +351,9 @@ fn check(row: &mut Map, columns: &ChatColumns) -> Result<(), String> {
 }
 
 fn note_keys(row: &Map, unread: &mut IgnoredKeys) {
-    unread.keys.extend(row.keys().map(|key| name_of(key)));
+    // An empty value has nothing to read, such as the `input` of many Alpaca rows.
+    let filled = row.iter().filter(|(_, value)| !is_empty(value));
+    unread.keys.extend(filled.map(|(key, _)| name_of(key)));
 }
 
 /// The messages of a list, which may be JSON in a text if `parses`.

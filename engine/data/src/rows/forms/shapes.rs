@@ -257,7 +257,8 @@ fn what_may_be_meant_in_two_ways_is_refused_with_the_remedy() {
     let (text, unread) =
         shown(&row, &columns(&[("output", "solution")]), ChatTargets::Answers, false).unwrap();
     assert!(text.ends_with("assistant\n[b<|im_end|>]\n"), "{text}");
-    assert_eq!(unread.keys, ["`answer`", "`context`"].map(str::to_owned).into());
+    // An empty context has nothing to read.
+    assert_eq!(unread.keys, ["`answer`"].map(str::to_owned).into());
     let row = json!({ "problem": "a", "solution": "", "answer": "c", "question": null });
     let (text, _) = shown(&row, &ChatColumns::default(), ChatTargets::Answers, false).unwrap();
     assert!(text.ends_with("assistant\n[c<|im_end|>]\n"), "{text}");

@@ -393,6 +393,10 @@ fn faulty_calls_are_named() {
             (shared("3"), "`function` is a number, not an object"),
         ],
     );
+    let plain = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}\
+        {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
+    let call = row_with(json!({ "content": null, "function_call": function }));
+    refused(plain, &[(call, "message 2 calls a tool and has no text: take a chat template that")]);
     // An empty list and null mean that a message has no calls.
     with_template(&encodes, |rows| {
         let row = |more: Json| rows.document(&row_with(more).to_string()).unwrap();
