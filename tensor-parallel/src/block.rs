@@ -344,7 +344,7 @@ impl Block {
             (None, Some(_)) => unreachable!("a norm at a branch's end changes the gradient"),
         }
         let (d_sum, x) = own.unwrap_or((d, d));
-        if let Some(y) = Region::apart(dev, grads.bias) {
+        if let Some(y) = Region::separate_bias(dev, grads.bias) {
             dev.submit(Compute, Op::ColumnSum { x, y });
         }
         region.gather(dev, d_sum);

@@ -33,9 +33,9 @@ impl Op {
                 bias.into_iter().for_each(|bias| all(&[(Read, bias)]));
             }
             Self::Maxima { x, maxima } => all(&[(Read, x), (Write, maxima)]),
-            Self::Quantize { x, maxima, y, turned, scale } => {
+            Self::Quantize { x, maxima, y, transposed, scale } => {
                 all(&[(Read, x), (Read, maxima), (Write, scale)]);
-                [y, turned].into_iter().flatten().for_each(|t| all(&[(Write, t)]));
+                [y, transposed].into_iter().flatten().for_each(|t| all(&[(Write, t)]));
             }
             Self::Embedding { tokens, table, y, .. } => {
                 all(&[(Read, tokens), (Read, table), (Write, y)]);

@@ -34,8 +34,8 @@ impl Op {
         if let Self::Gemm { .. } | Self::ScaledGemm { .. } = self {
             let product = Product::of(self).ok_or("no product")?;
             return product.check().and_then(|()| {
-                let apart = product.epilogue.apart(product.a, product.c);
-                apart.map_or(Ok(()), |op| op.check(lane))
+                let separate_op = product.epilogue.separate_op(product.a, product.c);
+                separate_op.map_or(Ok(()), |op| op.check(lane))
             });
         }
         let mut transposed = false;
@@ -50,9 +50,9 @@ impl Op {
     fn check_shapes(&self) -> Result<(), String> {
         match *self {
             Self::Maxima { maxima, .. } => one_of(maxima, Dtype::F32, MAXIMA),
-            Self::Quantize { x, maxima, y, turned, scale } => {
+            Self::Quantize { x, maxima, y, transposed, scale } => {
                 let (m, n) = x.shape();
-                let format = y.or(turned).map(Tensor::dtype);
+                let format = y.or(transposed).map(Tensor::dtype);
                 let is = |t: Tensor, shape| {
                     let fits = t.shape() == shape && Some(t.dtype()) == format;
                     if fits && t.dtype().is_fp8() {
@@ -69,7 +69,7 @@ impl Op {
                     one_of(maxima, Dtype::F32, MAXIMA),
                     one_of(scale, Dtype::F32, 1),
                     y.map_or(Ok(()), |y| is(y, (m, n))),
-                    turned.map_or(Ok(()), |turned| is(turned, (n, m))),
+                    transposed.map_or(Ok(()), |transposed| is(transposed, (n, m))),
                 ])
             }
             Self::Embedding { tokens, table, y, .. } => {

@@ -85,7 +85,7 @@ pub(crate) const fn run_of_maxima(len: usize) -> usize {
 }
 
 /// An additional step of a matmul. If the GPU's library has the step, it saves a pass over memory.
-/// Otherwise the op of [`apart`](Self::apart) follows the matmul.
+/// Otherwise the op of [`separate_op`](Self::separate_op) follows the matmul.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[expect(missing_docs, reason = "each variant's formula names its fields")]
 pub enum Epilogue {
@@ -110,7 +110,7 @@ impl Epilogue {
     }
 
     /// The op that does the epilogue's work after a matmul with operand `a` and result `c`.
-    pub const fn apart(self, a: Tensor, c: Tensor) -> Option<Op> {
+    pub const fn separate_op(self, a: Tensor, c: Tensor) -> Option<Op> {
         match self {
             Self::None => None,
             Self::Gelu { y } => Some(Op::Gelu { x: c, y }),
@@ -200,9 +200,15 @@ pub enum Op {
     /// infinity if a value of the run is not finite.
     Maxima { x: Tensor, maxima: Tensor },
     /// scale (1) F32 = [`numerics::fp8_scale`](crate::numerics::fp8_scale) of the largest of
-    /// `maxima`; y (m, n) = x (m, n) / scale, and `turned` (n, m) = the same transposed, in one fp8
-    /// format.
-    Quantize { x: Tensor, maxima: Tensor, y: Option<Tensor>, turned: Option<Tensor>, scale: Tensor },
+    /// `maxima`; y (m, n) = x (m, n) / scale; `transposed` (n, m) = the transpose of y. Both have
+    /// one fp8 format.
+    Quantize {
+        x: Tensor,
+        maxima: Tensor,
+        y: Option<Tensor>,
+        transposed: Option<Tensor>,
+        scale: Tensor,
+    },
     /// y (B T, C) = scale times rows of the table (V/tp, C), rounded once. A row is zero if another
     /// rank has its token, or if the token is negative.
     Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, scale: f32, y: Tensor },

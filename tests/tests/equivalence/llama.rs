@@ -397,7 +397,7 @@ fn a_folder_goes_back_as_it_came() {
             config: &config,
             built: &built,
             tokenizer: None,
-            beside: &ModelFiles::default(),
+            model_files: &ModelFiles::default(),
             numbers: Numbers::F32,
             max_file_bytes: u64::MAX,
             progress: &Silence,

@@ -25,30 +25,30 @@ impl Launcher<'_> {
         match *op {
             Op::Rotary { qkv, table, heads, starts, norm } => {
                 let starts = self.at_or_null(starts);
-                let turned = RotaryParams::new(qkv, table, heads, starts, norm)?;
-                self.turn(qkv, table, &turned, norm, false);
+                let params = RotaryParams::new(qkv, table, heads, starts, norm)?;
+                self.turn(qkv, table, &params, norm, false);
             }
             Op::RotaryBackward { d_qkv, table, heads, starts, norm: None } => {
                 let starts = self.at_or_null(starts);
-                let turned = RotaryParams::new(d_qkv, table, heads, starts, None)?;
-                self.turn(d_qkv, table, &turned, None, true);
+                let params = RotaryParams::new(d_qkv, table, heads, starts, None)?;
+                self.turn(d_qkv, table, &params, None, true);
             }
             Op::RotaryBackward { d_qkv, table, heads, starts, norm: Some((norm, grads)) } => {
                 let starts = self.at_or_null(starts);
-                let turned = RotaryParams::new(d_qkv, table, heads, starts, Some(norm))?;
-                let (each, [of_q, of_k]) = turned.parts();
+                let params = RotaryParams::new(d_qkv, table, heads, starts, Some(norm))?;
+                let (each, [of_q, of_k]) = params.parts();
                 let args = self.args(&[d_qkv, table, norm.q_gain, norm.k_gain, norm.raw]);
                 let args = args.with(&[self.scratch, of_q as u64, each as u64]);
                 let grid = [of_q + of_k, 1, 1];
                 let launch =
-                    Launch::new("rotary_backward", grid, THREADS as u32, turned.with(args));
+                    Launch::new("rotary_backward", grid, THREADS as u32, params.with(args));
                 self.launch(launch);
                 let gains = [grads.q_gain, grads.k_gain];
-                let sizes = [of_q, of_q + of_k, turned.dim].map(|n| n as u64);
+                let sizes = [of_q, of_q + of_k, params.dim].map(|n| n as u64);
                 let args = Args::default().with(&[self.scratch]);
                 let args = args.with(&gains.map(|gain| (self.at)(gain)));
                 let args = args.with(&[values(&gains)?]).with(&sizes);
-                let grid = [turned.dim.div_ceil(32), 2, 1];
+                let grid = [params.dim.div_ceil(32), 2, 1];
                 self.launch(Launch::new("rotary_gains", grid, 1024, args));
             }
             _ => return no_kernel(op),
@@ -60,15 +60,15 @@ impl Launcher<'_> {
         &mut self,
         x: Tensor,
         table: Tensor,
-        turned: &RotaryParams,
+        params: &RotaryParams,
         norm: Option<HeadNorm>,
         back: bool,
     ) {
         // The addresses are null without a norm.
         let of_norm = norm.map_or([0; 3], |n| [n.q_gain, n.k_gain, n.raw].map(|t| (self.at)(t)));
         let args = self.args(&[x, table]).with(&of_norm).with(&[u64::from(back)]);
-        let blocks = turned.heads().div_ceil(turned.teams());
-        self.launch(Launch::new("rotary", [blocks, 1, 1], THREADS as u32, turned.with(args)));
+        let blocks = params.heads().div_ceil(params.teams());
+        self.launch(Launch::new("rotary", [blocks, 1, 1], THREADS as u32, params.with(args)));
     }
 }
 
@@ -107,13 +107,13 @@ impl RotaryParams {
         };
         let (epsilon, offset) = norm.map_or((0.0, 0.0), |n| (n.epsilon, n.offset));
         let turned = heads.turned(table);
-        let turned = Self { types, rows, heads, starts, dim, turned, epsilon, offset };
+        let params = Self { types, rows, heads, starts, dim, turned, epsilon, offset };
         // Kernels count heads in 32 bits.
-        if turned.heads() > i32::MAX as usize {
+        if params.heads() > i32::MAX as usize {
             let most = i32::MAX;
-            return Err(format!("{} heads of q and k in all rows; at most {most}", turned.heads()));
+            return Err(format!("{} heads of q and k in all rows; at most {most}", params.heads()));
         }
-        Ok(turned)
+        Ok(params)
     }
 
     /// Number of heads of q and k in all rows.

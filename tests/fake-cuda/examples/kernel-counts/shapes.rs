@@ -137,8 +137,8 @@ impl Config {
         let quantize = move |t: &mut Tensors, rows, format: Dtype, both: bool| {
             let (x, maxima) = (t.make(value, (rows, ffn)), t.make(Dtype::F32, (1, MAXIMA)));
             let (y, scale) = (Some(t.make(format, (rows, ffn))), t.make(Dtype::F32, (1, 1)));
-            let turned = both.then(|| t.make(format, (ffn, rows)));
-            Op::Quantize { x, maxima, y, turned, scale }
+            let transposed = both.then(|| t.make(format, (ffn, rows)));
+            Op::Quantize { x, maxima, y, transposed, scale }
         };
         [
             self.rows("maxima", self.tokens, 512, move |t, rows| {

@@ -109,13 +109,13 @@ fn maxima(plan: &mut Plan) -> OpSets {
 fn quantize(plan: &mut Plan) -> OpSets {
     let (rows, cols) = sizes_of_fp8();
     let (x, y) = ((VALUE, (rows, cols)), (Dtype::E5m2, (rows, cols)));
-    let turned = (Dtype::E5m2, (cols, rows));
-    let tensors = [x, (Dtype::F32, (1, MAXIMA)), y, turned, (Dtype::F32, (1, 1))];
-    on_sets(plan, tensors, 2, |[x, maxima, y, turned, scale]| Op::Quantize {
+    let transposed = (Dtype::E5m2, (cols, rows));
+    let tensors = [x, (Dtype::F32, (1, MAXIMA)), y, transposed, (Dtype::F32, (1, 1))];
+    on_sets(plan, tensors, 2, |[x, maxima, y, transposed, scale]| Op::Quantize {
         x,
         maxima,
         y: Some(y),
-        turned: Some(turned),
+        transposed: Some(transposed),
         scale,
     })
 }
