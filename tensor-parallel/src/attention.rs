@@ -179,8 +179,9 @@ impl Attention {
         let architecture = &shape.architecture;
         let mut used = 0;
         let mut next = |grads: Tensor| {
-            let start = std::mem::replace(&mut used, used + grads.len());
-            (grads, row.slice(start..start + grads.len()))
+            let start = used;
+            used += grads.len();
+            (grads, row.slice(start..used))
         };
         let weights = next(flat.joined(&SHARED, "weight"));
         let biases = architecture.qkv_bias.then(|| next(flat.joined(&SHARED, "bias")));

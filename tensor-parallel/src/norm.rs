@@ -107,11 +107,6 @@ impl Norm {
 }
 
 impl AppliedNorm {
-    /// Repeats [`Norm::start_forward`] for the backward pass.
-    pub(crate) fn start_forward(&self, dev: &Device, region: Region) -> Event {
-        self.norm.start_forward(dev, region, self.x, self.saved)
-    }
-
     /// Computes d_x (rows, C) = (add ? d_x : 0) + gradient of x, from `d_normed` (rows, C), already
     /// summed over the ranks. Writes `grads` from this rank's tokens.
     pub(crate) fn backward(
