@@ -281,7 +281,8 @@ fn windows_and_caps_are_the_formula_forward_and_backward() {
                 assert_close(&out, &want, 4e-6, ulp);
                 assert_close(&lse, &want_lse, 2e-6, 1e-6);
                 let loss = |qkv: &[f64]| inner(&formula(qkv).0, &d_out);
-                assert_close(&got, &differences(&qkv, loss), 1e-5 + 3.0 * ulp, 2.0 * ulp);
+                // The scale is 1.5 times as large as elsewhere, and so is the rounding of out.
+                assert_close(&got, &differences(&qkv, loss), 1e-5 + 5.0 * ulp, 2.0 * ulp);
             }
         }
     }
