@@ -254,7 +254,7 @@ mod tests {
         starts(5, &[2, 3, 1, 1, 3].repeat(rows.div_ceil(5)))[..rows].to_vec()
     }
 
-    /// What a test varies.
+    /// Sizes and options of a test.
     #[derive(Clone, Copy)]
     struct RotaryCase {
         rows: usize,

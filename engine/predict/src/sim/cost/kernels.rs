@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn attention_in_a_window_executes_the_tiles_of_the_window() {
-        // With 65 keys, the first query of a tile sees the whole tile before: 31 tiles for 16 of queries.
+        // With 65 keys, the first query of a tile sees the whole tile before: 31 tiles in 16 rows of tiles.
         let pairs = 65.0 * 66.0 / 2.0 + (1024.0 - 65.0) * 65.0;
         assert!((tiled(1024, Some(65)) - 31.0 * 4096.0 / pairs).abs() < 1e-12);
         // With one key, the tiles on the diagonal.
