@@ -150,12 +150,12 @@ impl MatmulSelection {
         Self::Timed(Arc::new(TimedSelection { stored, chosen: OnceLock::new() }))
     }
 
-    /// The choices of the run, after rank 0 has opened its GPU in this process. `None` if the run
-    /// takes the heuristic's algorithms, or if rank 0 is in another process.
+    /// The choices of the run, after rank 0 has opened its GPU in this process; without a GPU those
+    /// that it began with. `None` if the run takes the heuristic's algorithms.
     pub fn chosen(&self) -> Option<&MatmulChoices> {
         match self {
             Self::Heuristic => None,
-            Self::Timed(timed) => timed.chosen(),
+            Self::Timed(timed) => timed.chosen().or(timed.stored()),
         }
     }
 }

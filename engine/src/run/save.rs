@@ -406,8 +406,8 @@ impl Saver {
             manifest.evaluations = job.evaluations.map(|seen| seen.with_best(self.best()));
             manifest.tokens = job.step * self.tokens_per_step;
             manifest.control = Control::of(&job.words, self.base.control.scaled, job.late);
-            manifest.matmuls.clone_from(&lock(&self.shared).matmuls);
             let files: Vec<_> = lock(&self.shared).files.iter_mut().map(Option::take).collect();
+            manifest.matmuls.clone_from(&lock(&self.shared).matmuls);
             hashing = files.iter().flatten().map(|file| file.hashing).max().unwrap_or_default();
             let growing = self.folder.check_lock().and_then(|()| self.growing(job.step));
             let published =
