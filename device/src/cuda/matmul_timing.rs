@@ -31,7 +31,7 @@ const MOST_RUNS: f64 = 20.0;
 /// each compared with the first way's time in the same round. The fastest and the slowest round are
 /// left out of the spread. Of eight equally fast ways with normal noise, the first stays in all but
 /// about 1 of 1,000 cases.
-fn fastest(seconds: &[[f64; ROUNDS]]) -> usize {
+fn index_of_fastest(seconds: &[[f64; ROUNDS]]) -> usize {
     let Some((first, others)) = seconds.split_first() else {
         unreachable!("there is a way for every matmul")
     };
@@ -207,7 +207,7 @@ impl Gpu {
                 if self.blas.borrow().choice(&form.shape).is_some() {
                     continue;
                 }
-                let (index, way) = timing.fastest(&form)?;
+                let (index, way) = timing.fastest_way(&form)?;
                 others += usize::from(index > 0 && way.is_some());
                 apart += usize::from(index > 0 && way.is_none());
                 let choice = self.blas.borrow_mut().decide(form.shape, way);
@@ -271,7 +271,7 @@ impl MatmulTiming<'_> {
     }
 
     /// Times all ways of a form. Returns the index of the fastest, and the way.
-    fn fastest(&self, form: &MatmulForm) -> Result<(usize, Option<Product>), Error> {
+    fn fastest_way(&self, form: &MatmulForm) -> Result<(usize, Option<Product>), Error> {
         let found = self.gpu.blas.borrow().candidates(form, MOST_ALGORITHMS);
         let failed = |problem: String| self.gpu.library_failed(self.op, self.stream(), &problem);
         let mut ways: Vec<Option<Product>> = found.map_err(failed)?.into_iter().map(Some).collect();
@@ -305,7 +305,7 @@ impl MatmulTiming<'_> {
                 seconds[round] = self.seconds(form, way.as_ref(), runs)?;
             }
         }
-        let index = fastest(&seconds);
+        let index = index_of_fastest(&seconds);
         Ok((index, usable.swap_remove(index)))
     }
 }
@@ -324,22 +324,25 @@ mod tests {
 
     #[test]
     fn the_first_way_stays_unless_another_is_faster_by_more_than_the_noise() {
-        assert_eq!(fastest(&[[1.0; ROUNDS]]), 0);
-        assert_eq!(fastest(&[[1.0; ROUNDS], [1.0; ROUNDS]]), 0);
-        assert_eq!(fastest(&[[1.0; ROUNDS], [0.9; ROUNDS], [0.8; ROUNDS], [0.85; ROUNDS]]), 2);
-        assert_eq!(fastest(&[[0.0; ROUNDS], [0.0; ROUNDS]]), 0);
+        assert_eq!(index_of_fastest(&[[1.0; ROUNDS]]), 0);
+        assert_eq!(index_of_fastest(&[[1.0; ROUNDS], [1.0; ROUNDS]]), 0);
+        assert_eq!(
+            index_of_fastest(&[[1.0; ROUNDS], [0.9; ROUNDS], [0.8; ROUNDS], [0.85; ROUNDS]]),
+            2
+        );
+        assert_eq!(index_of_fastest(&[[0.0; ROUNDS], [0.0; ROUNDS]]), 0);
         // A gain of 10 % in noise of 2 %, and one of 3 % in noise of 22 %.
         let mut taken = [0, 0];
         for seed in 0..50 {
             let way = |base: f64, noise: f64, i: u64| noisy(base, noise, 10 * seed + i);
-            taken[0] += fastest(&[way(1.0, 0.02, 0), way(0.9, 0.02, 1)]);
-            taken[1] += fastest(&[way(1.0, 0.22, 2), way(0.97, 0.22, 3)]);
+            taken[0] += index_of_fastest(&[way(1.0, 0.02, 0), way(0.9, 0.02, 1)]);
+            taken[1] += index_of_fastest(&[way(1.0, 0.22, 2), way(0.97, 0.22, 3)]);
         }
         assert!(taken[0] == 50 && taken[1] < 4, "{taken:?} of 50");
         let ways = |seed: u64| -> [[f64; ROUNDS]; 8] {
             std::array::from_fn(|i| noisy(1.0, 0.1, 8 * seed + i as u64))
         };
-        let changed = (0..1000).filter(|seed| fastest(&ways(*seed)) > 0).count();
+        let changed = (0..1000).filter(|seed| index_of_fastest(&ways(*seed)) > 0).count();
         assert!(changed < 10, "{changed} of 1000 choices follow the noise");
     }
 
@@ -349,9 +352,9 @@ mod tests {
         let drift = |base: f64| -> [f64; ROUNDS] {
             std::array::from_fn(|round| base * (1.0 + 0.02 * round as f64))
         };
-        assert_eq!(fastest(&[drift(1.0), drift(0.95)]), 1);
+        assert_eq!(index_of_fastest(&[drift(1.0), drift(0.95)]), 1);
         let mut delayed = [0.9; ROUNDS];
         delayed[4] = 3.0;
-        assert_eq!(fastest(&[[1.0; ROUNDS], delayed]), 1);
+        assert_eq!(index_of_fastest(&[[1.0; ROUNDS], delayed]), 1);
     }
 }
