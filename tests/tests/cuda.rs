@@ -25,6 +25,8 @@ mod collectives;
 mod lanes;
 #[path = "cuda/lost.rs"]
 mod lost;
+#[path = "cuda/matmuls.rs"]
+mod matmuls;
 #[path = "cuda/matrix.rs"]
 mod matrix;
 #[path = "cuda/memory.rs"]
@@ -96,7 +98,7 @@ const UNFRIENDLY: [(&str, &str); 4] = [
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
-    let mut cases = CASES.iter().chain(attention::CASES);
+    let mut cases = CASES.iter().chain(attention::CASES).chain(matmuls::CASES);
     let (_, run) = cases.find(|(name, _)| *name == case).expect("a case");
     run();
     println!("case {case} done");
@@ -111,7 +113,8 @@ fn on_a_real_gpu() -> bool {
 /// uses the machine's driver, and skips cases whose settings only the fake driver knows.
 fn under_fake(case: &str, environment: &[(&str, &str)]) {
     let real = on_a_real_gpu();
-    let of_fake_driver = ["FAKECUDA_FAIL", "FAKECUDA_MEMORY", "FAKECUDA_QUEUE"];
+    let of_fake_driver =
+        ["FAKECUDA_FAIL", "FAKECUDA_MEMORY", "FAKECUDA_QUEUE", "FAKECUDA_ALGORITHMS"];
     if real && environment.iter().any(|(name, _)| of_fake_driver.contains(name)) {
         println!("{case}: skipped on a real GPU");
         return;

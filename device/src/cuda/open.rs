@@ -10,6 +10,7 @@ use super::history::History;
 use super::host::HostLane;
 use super::launch::Program;
 use super::marks::{Marks, STREAMS};
+use super::matmul_choices::MatmulSelection;
 use super::memory::{Arrangement, Peer, Peers};
 use super::pace::Pace;
 use super::progress::Progress;
@@ -60,6 +61,8 @@ pub struct CudaOptions {
     pub collectives: Collectives,
     /// The library that computes attention.
     pub attention: AttentionLibrary,
+    /// How the algorithms of matmuls are selected; all ranks of a process share it.
+    pub matmuls: MatmulSelection,
     /// Largest scratch of an op in bytes, see [`device_bytes`](super::device_bytes).
     pub scratch: u64,
     /// Settings of the Host lane.
@@ -191,7 +194,11 @@ impl GpuOpener<'_> {
             queue,
             thread: Some(thread),
         };
-        gpu.warm_up(&self.options.warm_up.ops)?;
+        let ops = &self.options.warm_up.ops;
+        match &self.options.matmuls {
+            MatmulSelection::Heuristic => gpu.warm_up(ops)?,
+            MatmulSelection::Timed(selection) => gpu.warm_up_timed(ops, selection)?,
+        }
         self.zero(&gpu)?;
         Ok(gpu)
     }
@@ -404,6 +411,7 @@ mod tests {
             peers: Arc::new(Peers::new(4)),
             collectives: Collectives::Auto,
             attention: AttentionLibrary::Own,
+            matmuls: MatmulSelection::Heuristic,
             scratch: 0,
             work: HostWork::default(),
             programs: &[],

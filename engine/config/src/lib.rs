@@ -73,7 +73,7 @@ pub use optimizer::{
 pub use parallel::{BatchConfig, ParallelConfig};
 pub use reading::{BOX, ConfigError, Key, Problem, Violation, format_bytes, parse_bytes};
 pub use resume_effect::ResumeEffect;
-pub use schema::{Attention, Config, Precision, Recompute};
+pub use schema::{Attention, Config, Matmuls, Precision, Recompute};
 pub use sources::{Source, Sources};
 pub use topology::Sockets;
 pub use train::{CheckpointWriter, SampleConfig, TrainConfig, WeightsPolicy};

@@ -178,12 +178,13 @@ fn a_config_of_every_shape_is_read_and_round_trips() {
     assert_eq!(tests::config(&text, &[]), config, "{text}");
     // Settings that exclude settings of `RICH`.
     let sets = ["recompute=Block", "partition_checkpoints=true", "host_checkpoints=true"];
-    let more = ["offload.transfer=Blocking", "offload.update=Serial", "attention=Cudnn"];
-    let sets = [&sets[..], &more].concat();
+    let more = ["offload.transfer=Blocking", "offload.update=Serial"];
+    let libraries = ["attention=Cudnn", "matmuls=Timed"];
+    let sets = [&sets[..], &more, &libraries].concat();
     let other = tests::config(LEAST, &sets);
     assert!(other.partition_checkpoints && other.host_checkpoints);
     assert!(other.offload.transfer == Transfer::Blocking);
-    assert!(other.attention == Attention::Cudnn);
+    assert!(other.attention == Attention::Cudnn && other.matmuls == Matmuls::Timed);
     assert_eq!(tests::config(&other.to_ron(), &[]), other);
 }
 

@@ -44,6 +44,10 @@ counters! {
     launches,
     /// Matmuls enqueued.
     gemms,
+    /// Matmuls enqueued by another algorithm than the first of the heuristic.
+    other_gemms,
+    /// Matmuls enqueued with an epilogue other than a bias.
+    fused_gemms,
     /// Graphs of cuDNN enqueued.
     graphs,
     /// Collectives enqueued, per rank.

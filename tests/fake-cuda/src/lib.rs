@@ -24,6 +24,11 @@
 //! | `FAKECUDA_NVRTC` | 12.9 | result of `nvrtcVersion`; 13 and newer compile for sm_75 and newer |
 //! | `FAKECUDA_NVRTC_ARCHS` | by version | compute capabilities that NVRTC knows, e.g. `70,80,90` |
 //! | `FAKECUDA_CUBLASLT` | 120900 | result of `cublasLtGetVersion`, see below |
+//! | `FAKECUDA_ALGORITHMS` | none | simulated times of cuBLASLt's algorithms, see below |
+//! | `FAKECUDA_EPILOGUE_US` | 0 | microseconds that an epilogue other than a bias adds to a matmul |
+//! | `FAKECUDA_KERNEL_US` | 0 | microseconds of a kernel, if matmuls have simulated times |
+//! | `FAKECUDA_NOISE` | 0 | largest random part of simulated times, in percent of the time |
+//! | `FAKECUDA_EPILOGUES` | 1 | 0: cuBLASLt's search refuses an epilogue other than a bias as invalid |
 //! | `FAKECUDA_CUDNN_VERSION` | 91900 | result of `cudnnGetVersion` |
 //! | `FAKECUDA_NCCL` | 22403 | result of `ncclGetVersion` |
 //! | `NCCL_MULTI_RANK_GPU_ENABLE` | 0 | 1 and NCCL 2.30 or newer: ranks may share a device |
@@ -39,6 +44,10 @@
 //!   thread is blocked in a full queue.
 //! - `FAKECUDA_CUBLASLT`: needs a driver of the same or a newer major version. From 13 on it has no
 //!   matmuls for sm_70.
+//! - `FAKECUDA_ALGORITHMS`: microseconds of each algorithm that cuBLASLt has for a matmul, in the order
+//!   of its heuristic, such as `2000,1000`. An algorithm of 0 microseconds is refused when it should
+//!   run, with `ALLOC_FAILED`. Algorithm i sums i + 1 parts of k one after another, so its bits differ.
+//!   Events then have a simulated clock, which only matmuls and kernels move.
 //!
 //! `FAKECUDA_FAIL` is a comma-separated list of `kind:N`, or `kind:N@D` to count on device D only;
 //! N counts from 1:
@@ -72,7 +81,7 @@
 //! - Memory registered without `PORTABLE` is pinned for one context.
 //! - A kernel with an argument in another device's memory needs peer access; a copy does not.
 //!
-//! Not simulated: timing, races within a kernel (see [`ptx`]), legacy default-stream ordering.
+//! Not simulated: other timing, races within a kernel (see [`ptx`]), legacy default-stream ordering.
 
 #![expect(
     clippy::undocumented_unsafe_blocks,
@@ -82,6 +91,7 @@
 
 mod blaslt;
 mod call;
+mod clock;
 mod code;
 mod config;
 mod counters;

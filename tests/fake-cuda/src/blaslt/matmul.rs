@@ -8,7 +8,7 @@ use super::{
     tiles::{GatheredMatrix, multiply},
 };
 use crate::{
-    call::CallResult, config::config, counters::STATS, driver::memory::check_accessible,
+    call::CallResult, clock, config::config, counters::STATS, driver::memory::check_accessible,
     failure::fails, fp8::Fp8, machine::machine, number::Float, overhead::LoadedCode,
     stream::Stream,
 };
@@ -193,8 +193,18 @@ impl Product {
         if epilogue.uses_aux() && !aux_fits { Err(INVALID_VALUE) } else { Ok(()) }
     }
 
-    /// Enqueues the matmul on a stream.
-    pub(super) fn enqueue(self, stream: &Stream, operands: Operands) -> CallResult {
+    /// Whether a step other than a bias follows the matmul.
+    pub(super) fn has_step(&self) -> bool {
+        Epilogue(self.desc.epilogue).has(Epilogue::STEPS)
+    }
+
+    /// Enqueues the matmul on a stream, by algorithm `algorithm` of the heuristic's list.
+    pub(super) fn enqueue(
+        self,
+        stream: &Stream,
+        operands: Operands,
+        algorithm: usize,
+    ) -> CallResult {
         if [operands.alpha, operands.beta, operands.a, operands.b, operands.d].contains(&0) {
             return Err(INVALID_VALUE);
         }
@@ -208,17 +218,21 @@ impl Product {
         let on_host = self.desc.pointer_mode == 0;
         let scalars = on_host.then(|| (read(operands.alpha), read(operands.beta)));
         STATS.gemms.add(1);
+        STATS.other_gemms.add(u64::from(algorithm > 0));
+        STATS.fused_gemms.add(u64::from(self.has_step()));
         stream.push(move |_| {
             let (alpha, beta) = match scalars {
                 Some(scalars) => scalars,
                 None => (device_scalar(operands.alpha)?, device_scalar(operands.beta)?),
             };
             self.check_memory(&operands, beta)?;
+            clock::pass_matmul(algorithm, self.has_step());
             if config().accounting {
                 return Ok(());
             }
             let alpha = alpha * self.scale()?;
-            (0..self.batches).for_each(|batch| self.run(batch, &operands, alpha, beta));
+            let parts = algorithm + 1;
+            (0..self.batches).for_each(|batch| self.run(batch, &operands, alpha, beta, parts));
             Ok(())
         });
         Ok(())
@@ -263,12 +277,13 @@ impl Product {
         Ok(())
     }
 
-    fn run(&self, batch: usize, operands: &Operands, alpha: f32, beta: f32) {
+    /// Runs the matmul of one batch, with sums over `parts` parts of k.
+    fn run(&self, batch: usize, operands: &Operands, alpha: f32, beta: f32, parts: usize) {
         let (m, n) = (self.d.rows, self.d.cols);
         let a = self.gathered(&self.a, self.a.base(operands.a, batch), false);
         let b = self.gathered(&self.b, self.b.base(operands.b, batch), true);
         let mut sums = vec![0.0; m * n];
-        multiply(&a, &b, &mut sums, m, n);
+        multiply(&a, &b, &mut sums, m, n, parts);
         let c = self.c.base(operands.c, batch);
         if beta != 0.0 {
             for (index, sum) in sums.iter_mut().enumerate() {
@@ -357,6 +372,14 @@ impl Epilogue {
     const AUX: u32 = 128;
     const BGRADA: u32 = 256;
     const BGRADB: u32 = 512;
+    /// All but a bias.
+    const STEPS: u32 = Self::RELU
+        | Self::BGRAD
+        | Self::GELU
+        | Self::GRADIENT
+        | Self::AUX
+        | Self::BGRADA
+        | Self::BGRADB;
 
     fn has(self, bit: u32) -> bool {
         self.0 & bit != 0

@@ -13,7 +13,7 @@ use std::{
 use super::memory::{Place, place};
 use crate::{
     call::{CallResult, put},
-    code,
+    clock, code,
     config::config,
     counters::STATS,
     emulator,
@@ -147,6 +147,7 @@ fn launch(
             // Longer than the deadlines of tests.
             std::thread::sleep(Duration::from_secs(8));
         }
+        clock::pass_kernel();
         if config().accounting {
             return Ok(());
         }
