@@ -43,12 +43,12 @@ impl MatmulChoices {
     }
 
     /// Number of matmuls with a choice.
-    pub const fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.by_shape.len()
     }
 
     /// Whether no matmul has a choice.
-    pub const fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.by_shape.is_empty()
     }
 

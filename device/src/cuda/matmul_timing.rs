@@ -253,7 +253,7 @@ impl MatmulTiming<'_> {
             return Err(gpu.refused(self.op, "cuBLASLt has no algorithm for this product"));
         }
         let gemm = Gemm::of(&self.op.op);
-        let apart = gemm.and_then(|gemm| gemm.epilogue.apart(gemm.a, gemm.c));
+        let apart = gemm.and_then(|gemm| gemm.epilogue.separate_op(gemm.a, gemm.c));
         apart.map_or(Ok(()), |apart| gpu.kernels(self.op, stream, &apart))
     }
 
