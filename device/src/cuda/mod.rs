@@ -27,6 +27,7 @@ mod progress;
 mod rank_access;
 mod scratch;
 mod timeline;
+mod verdict;
 mod watchdog;
 
 pub use gpu_overhead::{GpuMemory, GpuOverhead, STREAMS_PER_RANK, connected, look};
@@ -37,6 +38,7 @@ pub use memory::{page_tables, pinned_bytes};
 pub use open::{AttentionLibrary, Collectives, CudaOptions, open};
 pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe, try_compiler};
 pub use scratch::{attention_workspace, device_bytes, gains_scratch, norm_scratch};
+pub use verdict::{is_proven, keep_proven, stack};
 
 /// Items for tests that run the kernels on an emulator.
 #[doc(hidden)]
