@@ -31,6 +31,8 @@ mod matrix;
 mod memory;
 #[path = "cuda/processes.rs"]
 mod processes;
+#[path = "cuda/proof.rs"]
+mod proof;
 
 const CASE: &str = "ONEBOX_CUDA_CASE";
 /// Longest time of a case: a longer case hangs. With `ONEBOX_FULL` the limit is ten times as long.
@@ -96,7 +98,7 @@ const UNFRIENDLY: [(&str, &str); 4] = [
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
-    let mut cases = CASES.iter().chain(attention::CASES);
+    let mut cases = CASES.iter().chain(attention::CASES).chain(proof::CASES);
     let (_, run) = cases.find(|(name, _)| *name == case).expect("a case");
     run();
     println!("case {case} done");

@@ -9,6 +9,7 @@ mod checkpoints;
 mod compatibility;
 mod cuda;
 mod directories;
+mod proof;
 mod rise;
 mod runs;
 mod stops;
