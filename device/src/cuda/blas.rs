@@ -25,12 +25,19 @@ const fn square(dtype: Dtype, transposed: bool) -> Operand {
 /// exists from sm_80 on, fp8 from sm_89 on.
 fn kinds(sm: u32) -> Vec<MatmulShape> {
     let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
-    let mut all = Vec::new();
+    let (mut all, processors) = (Vec::new(), None);
     for dtype in types.into_iter().filter(|dtype| *dtype != Dtype::Bf16 || sm >= 80) {
         for turned in [(false, false), (true, false), (false, true), (true, true)] {
             let (a, b) = (square(dtype, turned.0), square(dtype, turned.1));
             for (d, bias) in [(dtype, None), (dtype, Some(dtype)), (Dtype::F32, None)] {
-                all.push(MatmulShape { a, b, d: square(d, false), bias, step: Step::None });
+                all.push(MatmulShape {
+                    a,
+                    b,
+                    d: square(d, false),
+                    bias,
+                    step: Step::None,
+                    processors,
+                });
             }
             // Epilogues of the forward pass, the input's gradient and the weight's gradient.
             let step = match turned {
@@ -41,7 +48,7 @@ fn kinds(sm: u32) -> Vec<MatmulShape> {
                 (true, true) => continue,
             };
             let bias = (step != Step::GeluBackward).then_some(dtype);
-            all.push(MatmulShape { a, b, d: square(dtype, false), bias, step });
+            all.push(MatmulShape { a, b, d: square(dtype, false), bias, step, processors });
         }
     }
     if sm >= FP8_SINCE {
@@ -66,6 +73,7 @@ fn kinds_of_fp8() -> impl Iterator<Item = MatmulShape> {
         d: square(d, false),
         bias,
         step: Step::None,
+        processors: None,
     })
 }
 
@@ -146,12 +154,14 @@ impl Blas {
     }
 
     /// Enqueues a matmul, its bias if the library [adds it](Gemm::takes_bias), and its epilogue if
-    /// the library has one for the shape. Returns whether the epilogue is done.
+    /// the library has one for the shape. The library chooses for `processors` multiprocessors, or
+    /// for all. Returns whether the epilogue is done.
     pub(super) fn gemm(
         &mut self,
         stream: &Stream,
         gemm: &Gemm,
         at: &dyn Fn(Tensor) -> u64,
+        processors: Option<u32>,
     ) -> Result<bool, String> {
         // The library stores matrices by columns, so it computes the transposed matmul: c' = b' a'.
         let bias = gemm.bias.filter(|_| gemm.takes_bias());
@@ -170,6 +180,7 @@ impl Blas {
             d: operand_beside(gemm.c, plain.d, plain.bias),
             bias: bias.map(Tensor::dtype),
             step: Step::None,
+            processors,
         };
         if let Some((step, beside)) = gemm.step(at) {
             let (bias, addresses) = match step {

@@ -164,6 +164,8 @@ pub(super) struct MatmulShape {
     pub(super) d: Operand,
     pub(super) bias: Option<Dtype>,
     pub(super) step: Step,
+    /// Number of multiprocessors for which the library chooses; `None`: all.
+    pub(super) processors: Option<u32>,
 }
 
 impl MatmulShape {
@@ -307,6 +309,10 @@ impl Product {
         if let Some(bias) = shape.bias {
             let dtype = data_type(bias)? as i32;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
+        }
+        if let Some(processors) = shape.processors {
+            let processors = processors as i32;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &processors)?;
         }
         let (a, b, d) = (Layout::new(&shape.a)?, Layout::new(&shape.b)?, Layout::new(&shape.d)?);
         let preference = preference(shape, workspace)?;

@@ -208,6 +208,7 @@ impl Product {
         let on_host = self.desc.pointer_mode == 0;
         let scalars = on_host.then(|| (read(operands.alpha), read(operands.beta)));
         STATS.gemms.add(1);
+        STATS.gemms_beside.add((self.desc.processors > 0).into());
         stream.push(move |_| {
             let (alpha, beta) = match scalars {
                 Some(scalars) => scalars,
@@ -229,7 +230,7 @@ impl Product {
         let types = [self.a.float, self.b.float, self.d.float, self.bias];
         let key = types.iter().fold(0, |key, float| 8 * key + float.number());
         let transposed = (self.desc.trans_a != 0, self.desc.trans_b != 0);
-        let epilogue = u64::from(self.desc.epilogue);
+        let epilogue = u64::from(self.desc.epilogue) | u64::from(self.desc.processors > 0) << 15;
         LoadedCode::Product(
             (key * 4 + u64::from(transposed.0) * 2 + u64::from(transposed.1)) << 16 | epilogue,
         )
