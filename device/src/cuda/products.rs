@@ -2,7 +2,7 @@
 //!
 //! From sm_90 on, the library's matmuls have one block for each multiprocessor, which stays until
 //! the end of the matmul. NCCL's blocks share no multiprocessor with them. Without a bound NCCL
-//! takes up to 32 multiprocessors; the blocks of a matmul that find no multiprocessor run after the
+//! uses up to 32 multiprocessors; the blocks of a matmul that find no multiprocessor run after the
 //! collective, and the matmul lasts up to twice as long. Therefore a communicator has a bound of
 //! blocks, and a matmul that may run during a sum is chosen for the other multiprocessors.
 //!
@@ -65,7 +65,7 @@ impl OverlapTracker {
         *known = (*known).max(tick);
     }
 
-    /// The largest of `ctas` (TP, DP) whose collective may run beside the next op of Compute.
+    /// The largest of `ctas` (TP, DP) whose collective may run during the next op of Compute.
     pub(super) fn most(&self, ctas: [u32; 2]) -> u32 {
         let lanes = [Lane::TpComm, Lane::DpComm];
         let runs = |group: usize| self.collectives[group] > self.known[lanes[group] as usize];

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// The model of a GPU, the versions of the driver and of all libraries, and the texts of all
-/// kernels, with those of `programs`.
+/// kernels, `programs` included.
 ///
 /// # Errors
 /// The driver or a library that a run needs does not work.

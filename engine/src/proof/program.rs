@@ -204,7 +204,7 @@ impl ParamValues {
         Self { key, centre: centre as f32, spread: spread as f32 }
     }
 
-    /// Sets the elements of `view`, the first of which has the index `first`.
+    /// Sets the elements of `view`; the first has the index `first`.
     fn fill(self, first: usize, view: &mut ViewMut<'_>) {
         let mut block = [0.0f32; BLOCK];
         for at in (0..view.len()).step_by(BLOCK) {

@@ -37,7 +37,7 @@ fn no_room() {
     assert!(stats.collectives > 0);
 }
 
-/// A library without the bound makes communicators without it, and the run goes on.
+/// A library without the bound makes communicators without it, and the run trains.
 fn no_bound() {
     let stats = counted(&RunOptions::default());
     assert!(stats.bounded_communicators == 0 && stats.collectives > 0);
