@@ -2,8 +2,8 @@
 //!
 //! Both devices compute in fp32 and round once to the type of the result. Three effects remain:
 //!
-//! - **Rounding.** Two nearly equal fp32 numbers may be rounded to neighbours, which are one spacing
-//!   apart: 2^-23 of the number in F32, 2^-10 in F16, 2^-7 in Bf16, 2^-3 in E4m3, 2^-2 in E5m2. An
+//! - **Rounding.** Two nearly equal fp32 numbers may be rounded to neighbours, one spacing apart:
+//!   2^-23 of the number in F32, 2^-10 in F16, 2^-7 in Bf16, 2^-3 in E4m3, 2^-2 in E5m2. An
 //!   intermediate result in a storage type adds its spacing, relative to the largest result.
 //! - **Order of sums.** The rounding errors of a sum of n products in fp32 are random, so they grow
 //!   with the square root of n: 8 sqrt(n) 2^-24 of a typical sum. Tensor cores cut off instead of
@@ -11,8 +11,7 @@
 //!   largest of 32 products, and lose half a unit of them: n/32 2^-14.
 //! - **Functions.** Exponentials, roots and logarithms differ by a few units: 2^-20.
 //!
-//! A wrong tile, a forgotten term, another rounding mode or TF32 in place of fp32 changes results by
-//! more.
+//! A wrong tile, a forgotten term or TF32 in place of fp32 changes results by more.
 
 use super::{Family, Op, Product, Reduction};
 use crate::{Dtype, Epilogue, Tensor};
@@ -49,7 +48,7 @@ impl Tolerance {
         }
     }
 
-    /// The largest difference from an element `expected`, if its tensor has the magnitude `largest`.
+    /// The largest difference from an element `expected` of a tensor with the magnitude `largest`.
     pub(crate) fn limit(self, expected: f64, largest: f64) -> f64 {
         self.of_each * expected.abs() + self.of_largest * largest + self.floor
     }
@@ -96,7 +95,7 @@ fn sum_of_products(operand: Dtype, terms: usize) -> f64 {
 }
 
 impl Op {
-    /// The bound for `t`, which the op writes. `ranks` is the number of ranks of a collective's group.
+    /// The bound for `t`, which the op writes. `ranks`: number of ranks of a collective's group.
     pub(crate) fn tolerance(&self, t: Tensor, ranks: usize) -> Tolerance {
         let dtype = t.dtype();
         match self.family() {

@@ -96,8 +96,8 @@ struct WorstElement {
     allowed: f64,
 }
 
-/// A device that runs each op on both devices of `pair`, which have the plan `plan`. After the first
-/// discrepancy it runs nothing, and `sync` returns an error.
+/// A device that runs each op on both devices of `pair`, which have the plan `plan`. It runs nothing
+/// after the first discrepancy, and `sync` returns an error.
 pub fn open(pair: DevicePair, plan: &Arc<Plan>) -> (Device, Rc<RefCell<Comparison>>) {
     let comparison = Rc::new(RefCell::new(Comparison::default()));
     let rank = pair.subject.rank();
