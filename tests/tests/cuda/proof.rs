@@ -1,6 +1,6 @@
 //! The start-up proof: a right GPU passes with every kind of model and layout, and once only.
 
-use super::{on_cuda, under_fake};
+use super::{on_a_real_gpu, on_cuda, under_fake};
 use config::Packing;
 use engine::proof::StartupProof;
 use tests::{machine, tiny};
@@ -48,7 +48,11 @@ fn agree(configs: &[&[&str]]) {
             let proof = StartupProof::look(&config, machine(), None);
             proof.unwrap_or_else(|why| panic!("{sets:?}: {why}"))
         };
-        let proof = look().unwrap_or_else(|| panic!("{sets:?}: no verdict is known"));
+        let Some(proof) = look() else {
+            // Earlier runs of the test have left their verdicts.
+            assert!(on_a_real_gpu(), "{sets:?}: no verdict is known");
+            continue;
+        };
         let summary = proof.run().unwrap_or_else(|e| panic!("{sets:?}: {e}"));
         println!("{sets:?}: {summary:?}");
         // Forward and backward, on every rank of a TP group.
@@ -63,7 +67,10 @@ fn documents_agree() {
     let mut config = on_cuda(tiny(&["precision=Bf16"]));
     config.data.packing = Packing::Documents;
     let proof = StartupProof::look(&config, machine(), None).expect("GPUs");
-    proof.expect("no verdict is known").run().unwrap_or_else(|e| panic!("{e}"));
+    assert!(proof.is_some() || on_a_real_gpu(), "no verdict is known");
+    proof.iter().for_each(|proof| {
+        proof.run().unwrap_or_else(|e| panic!("{e}"));
+    });
 }
 
 #[test]
