@@ -33,6 +33,10 @@ mod matrix;
 mod memory;
 #[path = "cuda/processes.rs"]
 mod processes;
+#[path = "cuda/proof.rs"]
+mod proof;
+#[path = "cuda/room.rs"]
+mod room;
 
 const CASE: &str = "ONEBOX_CUDA_CASE";
 /// Longest time of a case: a longer case hangs. With `ONEBOX_FULL` the limit is ten times as long.
@@ -98,7 +102,8 @@ const UNFRIENDLY: [(&str, &str); 4] = [
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
-    let mut cases = CASES.iter().chain(attention::CASES).chain(matmuls::CASES);
+    let others = [attention::CASES, matmuls::CASES, proof::CASES, room::CASES].concat();
+    let mut cases = CASES.iter().chain(&others);
     let (_, run) = cases.find(|(name, _)| *name == case).expect("a case");
     run();
     println!("case {case} done");

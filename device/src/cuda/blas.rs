@@ -26,12 +26,19 @@ const fn square(dtype: Dtype, transposed: bool) -> Operand {
 /// exists from sm_80 on, fp8 from sm_89 on.
 fn kinds(sm: u32) -> Vec<MatmulShape> {
     let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
-    let mut all = Vec::new();
+    let (mut all, processors) = (Vec::new(), None);
     for dtype in types.into_iter().filter(|dtype| *dtype != Dtype::Bf16 || sm >= 80) {
         for transposed in [(false, false), (true, false), (false, true), (true, true)] {
             let (a, b) = (square(dtype, transposed.0), square(dtype, transposed.1));
             for (d, bias) in [(dtype, None), (dtype, Some(dtype)), (Dtype::F32, None)] {
-                all.push(MatmulShape { a, b, d: square(d, false), bias, step: Step::None });
+                all.push(MatmulShape {
+                    a,
+                    b,
+                    d: square(d, false),
+                    bias,
+                    step: Step::None,
+                    processors,
+                });
             }
             // Epilogues of the forward pass, the input's gradient and the weight's gradient.
             let step = match transposed {
@@ -42,7 +49,7 @@ fn kinds(sm: u32) -> Vec<MatmulShape> {
                 (true, true) => continue,
             };
             let bias = (step != Step::GeluBackward).then_some(dtype);
-            all.push(MatmulShape { a, b, d: square(dtype, false), bias, step });
+            all.push(MatmulShape { a, b, d: square(dtype, false), bias, step, processors });
         }
     }
     if sm >= FP8_SINCE {
@@ -67,6 +74,7 @@ fn kinds_of_fp8() -> impl Iterator<Item = MatmulShape> {
         d: square(d, false),
         bias,
         step: Step::None,
+        processors: None,
     })
 }
 
@@ -136,7 +144,13 @@ impl MatmulForms {
         std::iter::once(self.plain).chain(self.fused)
     }
 
-    pub(super) fn of(gemm: &Gemm, at: &dyn Fn(Tensor) -> u64) -> Self {
+    /// The forms of `gemm`, for which the library chooses for `processors` multiprocessors, or for
+    /// all.
+    pub(super) fn of(
+        gemm: &Gemm,
+        at: &dyn Fn(Tensor) -> u64,
+        processors: Option<u32>,
+    ) -> Self {
         // The library stores matrices by columns, so it computes the transposed matmul: c' = b' a'.
         let bias = gemm.bias.filter(|_| gemm.takes_bias());
         let plain = Addresses {
@@ -154,17 +168,18 @@ impl MatmulForms {
             d: operand_with(gemm.c, plain.d, plain.bias),
             bias: bias.map(Tensor::dtype),
             step: Step::None,
+            processors,
         };
-        let fused = gemm.step(at).map(|(step, beside)| {
+        let fused = gemm.step(at).map(|(step, tensor)| {
             let (bias, addresses) = match step {
                 Step::None => (shape.bias, plain),
                 // The library's result is gelu, and its auxiliary matrix is the matmul.
                 Step::Gelu => {
-                    (shape.bias, Addresses { d: at(beside), aux: Some(plain.d), ..plain })
+                    (shape.bias, Addresses { d: at(tensor), aux: Some(plain.d), ..plain })
                 }
-                Step::GeluBackward => (None, Addresses { aux: Some(at(beside)), ..plain }),
+                Step::GeluBackward => (None, Addresses { aux: Some(at(tensor)), ..plain }),
                 Step::SumsOfB => {
-                    (Some(beside.dtype()), Addresses { bias: Some(at(beside)), ..plain })
+                    (Some(tensor.dtype()), Addresses { bias: Some(at(tensor)), ..plain })
                 }
             };
             let d = operand_with(gemm.c, addresses.d, bias.and(addresses.bias));
@@ -216,15 +231,16 @@ impl Blas {
     }
 
     /// Enqueues a matmul, its bias if the library [adds it](Gemm::takes_bias), and its epilogue if
-    /// the library has one for the shape and no choice is against it. Returns whether the epilogue
-    /// is done.
+    /// the library has one for the shape and no choice is against it. The library chooses for
+    /// `processors` multiprocessors, or for all. Returns whether the epilogue is done.
     pub(super) fn gemm(
         &mut self,
         stream: &Stream,
         gemm: &Gemm,
         at: &dyn Fn(Tensor) -> u64,
+        processors: Option<u32>,
     ) -> Result<bool, String> {
-        let MatmulForms { plain, fused } = MatmulForms::of(gemm, at);
+        let MatmulForms { plain, fused } = MatmulForms::of(gemm, at, processors);
         if let Some(fused) = fused
             && self.run(stream, fused)?
         {

@@ -176,6 +176,8 @@ pub(super) struct MatmulShape {
     pub(super) d: Operand,
     pub(super) bias: Option<Dtype>,
     pub(super) step: Step,
+    /// Number of multiprocessors for which the library chooses; `None`: all.
+    pub(super) processors: Option<u32>,
 }
 
 impl MatmulShape {
@@ -197,12 +199,15 @@ impl fmt::Display for Operand {
 /// choices have this text: if it changes, runs choose anew.
 impl fmt::Display for MatmulShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { a, b, d, bias, step } = self;
+        let Self { a, b, d, bias, step, processors } = self;
         write!(f, "{a}, {b}, {d}")?;
         if let Some(bias) = bias {
             write!(f, ", bias {bias:?}")?;
         }
-        if *step == Step::None { Ok(()) } else { write!(f, ", {step:?}") }
+        if *step != Step::None {
+            write!(f, ", {step:?}")?;
+        }
+        processors.map_or(Ok(()), |number| write!(f, ", {number} multiprocessors"))
     }
 }
 
@@ -353,6 +358,10 @@ impl Problem {
         if let Some(bias) = shape.bias {
             let dtype = data_type(bias)? as i32;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
+        }
+        if let Some(processors) = shape.processors {
+            let processors = processors as i32;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &processors)?;
         }
         let (a, b, d) = (Layout::new(&shape.a)?, Layout::new(&shape.b)?, Layout::new(&shape.d)?);
         Ok(Self { description, a, b, d })

@@ -193,7 +193,7 @@ impl Gpu {
 
     /// The forms of the matmul of an op, if the op is a matmul.
     fn forms(&self, op: &AdmittedOp) -> Option<MatmulForms> {
-        Gemm::of(&op.op).map(|gemm| MatmulForms::of(&gemm, &|t| self.peer.at(t)))
+        Gemm::of(&op.op).map(|gemm| MatmulForms::of(&gemm, &|t| self.peer.at(t), None))
     }
 
     /// Times the matmuls of the program that have no choice, and sets their choices.
@@ -253,8 +253,8 @@ impl MatmulTiming<'_> {
             return Err(gpu.refused(self.op, "cuBLASLt has no algorithm for this product"));
         }
         let gemm = Gemm::of(&self.op.op);
-        let apart = gemm.and_then(|gemm| gemm.epilogue.separate_op(gemm.a, gemm.c));
-        apart.map_or(Ok(()), |apart| gpu.kernels(self.op, stream, &apart))
+        let separate_op = gemm.and_then(|gemm| gemm.epilogue.separate_op(gemm.a, gemm.c));
+        separate_op.map_or(Ok(()), |separate_op| gpu.kernels(self.op, stream, &separate_op))
     }
 
     /// Seconds of `runs` runs.

@@ -6,6 +6,7 @@ mod check;
 mod family;
 pub(crate) mod lane;
 pub(crate) mod task;
+mod tolerance;
 
 pub use access::Mode;
 

@@ -19,6 +19,7 @@
 //! | `FAKECUDA_BLOCKING` | 0 | 1: a full queue also blocks queries, see below |
 //! | `FAKECUDA_NCCL_HOPS` | 0 | 1: 16-bit sums go around a ring and are rounded at each hop |
 //! | `FAKECUDA_FAIL` | none | failures on demand, see below |
+//! | `FAKECUDA_WRONG` | none | wrong results on demand, see below |
 //! | `FAKECUDA_PEER` | 1 | 0: devices cannot access each other |
 //! | `FAKECUDA_DRIVER` | 13000 | result of `cuDriverGetVersion` |
 //! | `FAKECUDA_NVRTC` | 12.9 | result of `nvrtcVersion`; 13 and newer compile for sm_75 and newer |
@@ -70,6 +71,18 @@
 //! | `nccl` | collective of each communicator | never completes, until the communicator is aborted |
 //! | `nccl-error` | collective of each communicator | the same, and `ncclRemoteError` as its async error |
 //!
+//! `FAKECUDA_WRONG` is a comma-separated list of kinds of work. All work of such a kind returns
+//! success and has wrong results:
+//!
+//! | kind | what is wrong |
+//! |---|---|
+//! | `kernel=NAME` | the last block of the kernel does not run |
+//! | `copy` | a copy between pinned memory and a device leaves out the last four bytes |
+//! | `gemm` | the sums of matmuls leave out the last product |
+//! | `tf32` | matmuls of fp32 round their operands to TF32 |
+//! | `graph` | the numbers of the host in a graph of cuDNN count twice |
+//! | `nccl` | sums leave out the last rank |
+//!
 //! Behaviour of the stand-ins:
 //! - Streams run asynchronously, one thread for each queue.
 //! - An async copy from pageable memory blocks; an async copy from pinned memory does not.
@@ -113,6 +126,7 @@ pub mod ptx;
 mod stats;
 mod stream;
 mod sync;
+mod wrong;
 
 pub use counters::{MemoryUse, Stats};
 pub use folder::library_folder;

@@ -10,6 +10,7 @@ mod compatibility;
 mod cuda;
 mod directories;
 mod matmuls;
+mod proof;
 mod rise;
 mod runs;
 mod stops;

@@ -80,6 +80,8 @@ struct Desc {
     /// Device addresses of the fp32 scales of A and B; address 0 means a scale of 1.
     scale_a: usize,
     scale_b: usize,
+    /// Target number of multiprocessors; 0: all.
+    processors: i32,
 }
 
 #[derive(Debug, Default)]
@@ -229,6 +231,7 @@ unsafe extern "C" fn cublasLtMatmulDescCreate(
         aux_batch_stride: 0,
         scale_a: 0,
         scale_b: 0,
+        processors: 0,
     };
     stored(out, &tables().descs, Mutex::new(desc))
 }
@@ -262,7 +265,10 @@ unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
         11 => value(buffer, size).map(|v| desc.aux = v),
         12 => value(buffer, size).map(|v| desc.aux_ld = v),
         13 => value(buffer, size).map(|v| desc.aux_batch_stride = v),
-        15 => Ok(()), // target number of SMs
+        15 => value(buffer, size).and_then(|v: i32| {
+            desc.processors = v;
+            if v >= 0 { Ok(()) } else { Err(INVALID_VALUE) }
+        }),
         17 => value(buffer, size).map(|v| desc.scale_a = v),
         18 => value(buffer, size).map(|v| desc.scale_b = v),
         22 => value(buffer, size).map(|v| desc.aux_type = v),
