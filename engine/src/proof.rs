@@ -194,6 +194,7 @@ impl<'a> StartupProof<'a> {
     ) -> Result<DevicePair, Error> {
         let (plan, shape) = (self.program.plan(), self.program.shape());
         let options = CudaOptions {
+            matmuls: cuda::MatmulSelection::Heuristic,
             gpu: Some(group.gpus[rank.index()]),
             host: HostPlace::default(),
             peers: Arc::clone(peers),
