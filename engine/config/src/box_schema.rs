@@ -45,6 +45,9 @@ section! {
         /// Nominal rate between a machine and all other machines, in GB/s each way; a simulation
         /// uses 85 % of it. 0: unknown.
         network_gb_per_s: f32 = rate();
+        /// Price of the whole box in US dollars per hour, for `onebox plan --model FOLDER --boxes`. A
+        /// comment beside it names its date and its source. 0: unknown.
+        usd_per_hour: f32 = rate();
         /// Rates of each GPU. 0: unknown.
         gpu: GpuConfig = section(|s| {
             s.removed("fused_attention", "`sm` says which kernels attention has, and what they take follows from these");
