@@ -53,7 +53,9 @@ mod write;
 mod tests;
 
 pub use self::device::DeviceConfig;
-pub use box_schema::{BoxConfig, GpuConfig, HostConfig, MEASURED_OPS, MeasuredConfig};
+pub use box_schema::{
+    BoxConfig, GpuConfig, HostConfig, MEASURED_OPS, MeasuredConfig, ResidualConfig,
+};
 pub use box_sources::{box_keys, meaning_and_source, missing_rates, new_box};
 pub use checks::MachineRules;
 pub use columns::ChatColumns;

@@ -14,6 +14,7 @@ use files::path_text::ShownPath;
 use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out, update_mode};
 use predict::plan::{memory_report, ops_of_step};
+use predict::search::most_influential;
 use predict::simulate::{SimulateError, SimulationReport, groups, mean_step, simulate, summary};
 use predict::{choose, schedules};
 use std::fmt::Write as _;
@@ -61,6 +62,10 @@ pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), Com
     let timeline = simulate(config, &built)?;
     let mut report = summary(config, &memory, &timeline);
     report.clip(args.clipped, mean_step(config, &built, report.step_seconds, args.clipped)?);
+    drop(stage);
+    let stage = Stage::begin("simulating the step with other rates", 0);
+    let parts = groups(&report.critical_path);
+    report.hangs_on = most_influential(config, &built, &parts, report.unclipped_seconds)?;
     drop(stage);
     if let Some(path) = &args.trace {
         let written = trace::simulated(path, &timeline, config.world_size());
@@ -152,15 +157,25 @@ fn text(config: &Config, report: &SimulationReport) -> String {
         writeln!(out, "{name}: simulated on {box_name}, TP {tensor} x DP {data}, not measured\n");
     let _ = writeln!(
         out,
-        "a step of {} takes {}: {}tok/s\n\
+        "a step of {} takes {}: {}\n\
          {:.1} TFLOPS per GPU as run, {:.1} of the model ({:.0} % of the rate of large products)",
         counted(config.batch.global, "sample"),
         seconds(report.step_seconds),
-        si(report.tokens_per_second),
+        with_range(
+            report.tokens_per_second,
+            report.tokens_per_second_low,
+            report.tokens_per_second_high
+        ),
         report.hardware_tflops_per_gpu,
         report.model_tflops_per_gpu,
         100.0 * report.share_of_gemm_rate,
     );
+    let _ = writeln!(out, "{}", report.range.reason);
+    let influence = report.hangs_on.map_or_else(
+        || "no rate of the box makes this step faster: it waits for the starts of ops".to_owned(),
+        |influence| influence.words(),
+    );
+    let _ = writeln!(out, "{influence}");
     if report.clipped > 0.0 {
         let share = 100.0 * report.clipped;
         let _ = match update_mode(config) {
@@ -239,6 +254,16 @@ fn bound(report: &SimulationReport) -> String {
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
     let words = parts.iter().map(|(what, share)| format!("{what} {:.0} %", 100.0 * share));
     format!("the step is bound by {}", words.collect::<Vec<_>>().join(", "))
+}
+
+/// A simulated rate of tokens with its range: `46.4 ktok/s (30.2 to 53.4)`, in one unit.
+pub(super) fn with_range(rate: f64, low: f64, high: f64) -> String {
+    let mut unit = 1.0;
+    // The limit of `si`.
+    while rate / unit >= 999.95 {
+        unit *= 1000.0;
+    }
+    format!("{}tok/s ({:.1} to {:.1})", si(rate), low / unit, high / unit)
 }
 
 pub(super) fn seconds(value: f64) -> String {
