@@ -223,6 +223,17 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
         let help = "--model needs a box to plan for: --box NAME (`onebox boxes` lists them)";
         return Err(CommandError::new(2, help));
     }
+    let sets = args.sets.iter().cloned().chain(more.iter().map(ToString::to_string)).collect();
+    let given = ConfigArgs { config: PathBuf::new(), sets };
+    load_with(model, &args.sets, &args.on_box.with(&given)?.sets)
+}
+
+/// [`load`] with all settings `sets`, of which one names the box. `given` has those of the user.
+pub(super) fn load_with(
+    model: &Path,
+    given: &[String],
+    sets: &[String],
+) -> Result<LoadedConfig, CommandError> {
     let absolute = located(model)?;
     let folder = if absolute.is_dir() { Some(&*absolute) } else { absolute.parent() };
     let name = folder.and_then(|folder| match hub::name_of_snapshot(folder) {
@@ -230,7 +241,7 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
         None => folder.file_name().map(ToOwned::to_owned),
     });
     let name: String = name.map_or("model".into(), |name| name.to_string_lossy().into_owned());
-    let (from, length) = (text_for_config(&absolute)?, length(&args.sets, 1000));
+    let (from, length) = (text_for_config(&absolute)?, length(given, 1000));
     let text = |seq_len: Option<usize>, global: usize| {
         let seq_len = seq_len.map_or(String::new(), |n| format!(", seq_len: {n}"));
         format!(
@@ -239,11 +250,8 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
         )
     };
     let config = |e: ConfigError| CommandError::new(code::CONFIG, e.without_text(&name));
-    let more = more.iter().map(ToString::to_string);
-    let sets = args.sets.iter().cloned().chain(more).collect();
-    let ConfigArgs { sets, .. } = args.on_box.with(&ConfigArgs { config: PathBuf::new(), sets })?;
     let further = Further { searched: true, ..Further::NONE };
-    let load = |text: &str| load_str_and_look(text, &name, Path::new(""), &sets, &further);
+    let load = |text: &str| load_str_and_look(text, &name, Path::new(""), sets, &further);
     // The config is loaded twice, since the folder and `--set` decide the batch.
     let first = load(&text(None, 64)).map_err(config)?;
     let is_given = |(key, _, origin): &(String, String, Origin)| {
@@ -277,7 +285,7 @@ fn introduction(loaded: &LoadedConfig, found: &SearchReport) -> String {
 }
 
 /// The key of `key=value`.
-fn key(set: &str) -> &str {
+pub(super) fn key(set: &str) -> &str {
     set.split_once('=').map_or(set, |(key, _)| key).trim()
 }
 
