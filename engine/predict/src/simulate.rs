@@ -117,6 +117,9 @@ pub struct SimulationReport {
     pub chosen: Option<String>,
     /// Measured median of the steps of a real run, in seconds.
     pub measured: Option<f64>,
+    /// Line about the run and the simulation: program, box, model, layout, both times.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compared: Option<String>,
 }
 
 /// The step under one update mode.
@@ -356,6 +359,7 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
         schedules: Vec::new(),
         chosen: None,
         measured: None,
+        compared: None,
     }
 }
 

@@ -7,9 +7,6 @@ use crate::report::reading::TerminalProgress;
 use crate::report::stage::Stage;
 use crate::report::trace;
 use config::{Config, UpdateMode};
-use engine::metrics::{LONGEST_METRICS, median_step};
-use files::input;
-use files::names::METRICS;
 use files::path_text::ShownPath;
 use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out, update_mode};
@@ -18,8 +15,12 @@ use predict::search::most_influential;
 use predict::simulate::{SimulateError, SimulationReport, groups, mean_step, simulate, summary};
 use predict::{choose, schedules};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use topology::{counted, format_bytes};
+
+mod compare;
+
+use compare::MeasuredRun;
 
 /// Maximum ops of a rank's step in a simulation: about 3 GB of memory, and half a minute.
 const MOST_OPS: u64 = 10_000_000;
@@ -38,7 +39,7 @@ pub(super) struct SimulateArgs {
     /// simulations take longer than that of the step
     #[arg(long)]
     no_schedules: bool,
-    /// Compare the simulated step time with the step time of this run
+    /// Compare the simulated step time with the step time of this run, in a line that you can send
     #[arg(long, value_name = "RUN")]
     compare: Option<PathBuf>,
     /// Share of steps that are clipped or skipped; with `offload.update: Speculative` these steps
@@ -77,17 +78,18 @@ pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), Com
         report.schedules = schedules(config, machine, own, clipped, &TerminalProgress)?;
     }
     report.chosen.clone_from(&loaded.chosen);
-    report.measured = args.compare.as_deref().map(measured).transpose()?;
+    let run = args.compare.as_deref().map(MeasuredRun::read).transpose()?;
+    report.measured = run.as_ref().map(|run| run.median);
+    report.compared = run.as_ref().map(|run| run.line(config, &report));
+    for difference in run.iter().flat_map(|run| run.differences(config)) {
+        say(&format!("warning: the run and the simulation are not comparable: {difference}"));
+    }
     if args.json {
         print_json(&report)?;
     } else {
         print(&text(config, &report))?;
-        if let Some(measured) = report.measured {
-            let ratio = report.step_seconds / measured;
-            let [measured, simulated] = [measured, report.step_seconds].map(seconds);
-            print(&format!(
-                "\nmeasured {measured} per step (median); simulated {simulated}, {ratio:.2}x as long\n"
-            ))?;
+        if let Some(line) = &report.compared {
+            print(&format!("\n{line}\n"))?;
         }
         if !report.fits {
             print(&format!("\nit does not fit, so it would not run: {}\n", memory.binding.words))?;
@@ -117,16 +119,6 @@ fn check_length(config: &Config, built: &RankLayout) -> Result<(), CommandError>
         "a step of {micro_batches} has {ops} ops, and at most {MOST_OPS} are played{remedy}"
     );
     Err(CommandError::new(code::CONFIG, why))
-}
-
-/// Median seconds of a step of a run.
-fn measured(run: &Path) -> Result<f64, CommandError> {
-    let path = run.join(METRICS);
-    let failed = |why: String| CommandError::new(code::DATA, format!("{}: {why}", path.shown()));
-    let bytes = input::own_bytes(&path, LONGEST_METRICS);
-    let text = bytes.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
-    let text = text.map_err(|e| failed(e.to_string()))?;
-    median_step(&text).ok_or_else(|| failed("no step after the second is in it".into()))
 }
 
 /// Parses a share from 0 to 1.

@@ -246,6 +246,15 @@ fn a_real_trace_and_a_simulated_one_have_the_same_tracks_and_ops() {
     let simulated = ["simulate", "tiny.ron", "--box", "box.ron", "--trace", "sim.json"];
     let output = folder.onebox(&[&simulated[..], &serial[..], &["--compare", "run"]].concat()).ok();
     assert!(output.stdout.contains(" per step (median); simulated "), "{}", output.stdout);
+    let lines = output.stdout.lines().filter(|line| line.starts_with("compared: "));
+    let [line] = lines.collect::<Vec<_>>()[..] else { panic!("{}", output.stdout) };
+    for part in ["2 cores", "TP 2 x DP 2, micro 2, global 8", "x as long; 2 steps of "] {
+        assert!(line.contains(part), "{part} in {line}");
+    }
+    assert!(!output.stderr.contains("not comparable"), "{}", output.stderr);
+    let other = ["simulate", "tiny.ron", "--box", "box.ron", "--set", "batch.global=4"];
+    let other = folder.onebox(&[&other[..], &["--compare", "run"]].concat()).ok().stderr;
+    assert!(other.contains("batch.global is 8 in the run, and 4 here"), "{other}");
     let (real, sim) = (tracks(&folder.read("real.json")), tracks(&folder.read("sim.json")));
     assert_eq!(real.keys().collect::<Vec<_>>(), sim.keys().collect::<Vec<_>>());
     for (track, events) in &sim {
