@@ -1,11 +1,11 @@
 //! Text of a [`GpuBox`] as a box file. A comment above each key says what was measured and how.
 
 use super::gpu_box::{ConcurrentRates, GpuBox, Products};
-use super::{MatmulShape, NodeMemory, Row};
+use super::{BlockShape, NodeMemory, Row};
 use device::Dtype;
 use files::output::Output;
 use files::utc::Utc;
-use predict::sim::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_SHARE};
+use predict::sim::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE};
 use std::fmt::Write as _;
 use topology::{counted, format_bytes};
 
@@ -77,7 +77,8 @@ impl GpuBox {
             counted(self.cores, "core")
         ));
         text.say(
-            "Rates are the fastest of 5 rounds after one that is not counted, or the median where that is said. The simulator \
+            "Rates are the fastest of 5 rounds after one that is not counted, or the median where that is said, as for products: a \
+             GPU lowers its clock under load. The simulator \
              gives most keys a share of themselves, as of a data sheet's figure: what was measured is divided by that share, \
              so that a simulation has what was measured.",
         );
@@ -91,9 +92,9 @@ impl GpuBox {
     fn gpu(&self, text: &mut Text) {
         let [halves, wide] = &self.products;
         text.say(&format!("Measured: {}.", products(halves)));
-        text.rate("gemm_tflops", halves.tflops);
-        text.say(&format!("Measured: {}; divided by {WIDE_SHARE}.", products(wide)));
-        text.rate("fp32_tflops", wide.tflops / WIDE_SHARE);
+        text.rate("gemm_tflops", halves.simulated_tflops.unwrap_or(halves.tflops));
+        text.say(&format!("Measured: {}.", products(wide)));
+        text.rate("fp32_tflops", wide.simulated_tflops.unwrap_or(wide.tflops));
         text.say(&format!(
             "Measured: onebox's kernel that adds one array of {} to another moves {:.2} GB/s; divided by {MEMORY_SHARE}.",
             format_bytes(self.bytes),
@@ -148,6 +149,8 @@ impl GpuBox {
             ));
             text.rate("node_gb_per_s", rmw / CHANNEL_SHARE);
         }
+        // Caches may hold what one core updates, and a box refuses a core that is faster than its node.
+        let node = slowest.map_or(f64::INFINITY, |node| node.rmw / CHANNEL_SHARE);
         let Self { adam, copies, core, .. } = self;
         let Row { params, path, gb_per_s, threads, .. } = adam;
         let (threads, share) = (counted(threads, "thread"), 100.0 * adam.share_of_ceiling);
@@ -157,7 +160,7 @@ impl GpuBox {
              as they did. One core alone changes an array of {size} in place with {:.2} GB/s, read and written.",
             core.rmw
         ));
-        text.rate("core_gb_per_s", adam.gb_per_s_and_thread());
+        text.rate("core_gb_per_s", adam.gb_per_s_and_thread().min(node));
         text.key("cores", &self.cores);
         let ceiling = match copies.ceiling {
             Some(gb) => format!("; {} has {gb:.1}", copies.ceiling_is),
@@ -180,15 +183,23 @@ impl GpuBox {
 }
 
 fn products(of: &Products) -> String {
-    let Products { tflops, shape: MatmulShape { m, k, n }, tried, dtype } = of;
+    let Products { tflops, simulated_tflops, block, load, rounds, dtype } = of;
+    let BlockShape { tokens, hidden, qkv, ffn } = block;
     let kind = match dtype {
         Dtype::Bf16 => "bf16",
         Dtype::F16 => "fp16",
         _ => "fp32",
     };
+    let key = match simulated_tflops {
+        Some(rate) => format!("with {rate:.4} a simulation of them takes as long"),
+        None => {
+            "a simulation of them takes longer with any rate, so this rate is the key".to_owned()
+        }
+    };
     format!(
-        "{kind} products of ({m}, {k}) by ({k}, {n}) reach {tflops:.4} TFLOPS after a second under load, the best of {}",
-        counted(tried, "shape")
+        "{kind} products of a block with their gradients ({tokens} tokens, hidden {hidden}, {qkv} columns of queries, keys and \
+         values, MLP {ffn}) reach {tflops:.4} TFLOPS, the median of {} in the second half of {load:.0} s under load; {key}",
+        counted(rounds, "round")
     )
 }
 
@@ -262,10 +273,12 @@ mod tests {
             copy: 180.0,
             rmw,
         };
-        let products = |tflops, dtype| Products {
+        let products = |tflops: f64, dtype| Products {
             tflops,
-            shape: MatmulShape { m: 4096, k: 8192, n: 2048 },
-            tried: 3,
+            simulated_tflops: Some(1.05 * tflops),
+            block: BlockShape { tokens: 8192, hidden: 4096, qkv: 6144, ffn: 14_336 },
+            load: 10.0,
+            rounds: 400,
             dtype,
         };
         GpuBox {
@@ -333,8 +346,8 @@ mod tests {
             let is = f64::from(key) * share;
             assert!((is / measured - 1.0).abs() < 1e-3, "{is} for {measured} in\n{text}");
         };
-        near(read.gpu.gemm_tflops, 1.0, 712.5);
-        near(read.gpu.fp32_tflops, WIDE_SHARE, 51.0);
+        near(read.gpu.gemm_tflops, 1.0, 1.05 * 712.5);
+        near(read.gpu.fp32_tflops, 1.0, 1.05 * 51.0);
         near(read.gpu.memory_gb_per_s, MEMORY_SHARE, 2680.0);
         near(read.gpu.peer_gb_per_s, NVLINK_SHARE, 330.0);
         near(read.host.link_gb_per_s, LINK_SHARE, 48.0);

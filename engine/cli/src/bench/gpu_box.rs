@@ -2,18 +2,25 @@
 //! all-reduces, host memory, and the update on the host.
 
 use super::adam::adam_on;
+use super::block::{BlockShape, BlockTimes};
 use super::node_memory::{nodes, on_node, one_core};
 use super::{
-    Copies, MatmulShape, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, all_at_once, cases,
-    copies, fastest, open, place, product_of_shape, timed,
+    Copies, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, all_at_once, cases, copies, fastest,
+    open, place, timed,
 };
 use crate::single_rank::on_gpu;
+use config::{BoxConfig, GpuConfig, load_box};
 use device::cuda::{self, GpuInfo, Peers};
 use device::{
     Arena, Communicator, Device, Dtype, Error, Group, HostPlace, Lane, Op, Plan, Reduction,
 };
 use layout::LocalMachine;
+use predict::product_rate::{OperandWidth, product_rate};
+use predict::sim::MEMORY_SHARE;
+use predict::simulate::SimulateError;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use topology::{Machine, available_memory, format_bytes};
 
 /// Beginning of the names of the stand-in driver's GPUs.
@@ -22,9 +29,10 @@ const STAND_IN: &str = "Fake GPU";
 /// The sizes of the measurements.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    products: &'static [MatmulShape],
-    /// Number of matmuls in a round.
-    count: usize,
+    /// Block whose matmuls are measured.
+    block: BlockShape,
+    /// Time of the load, for 16-bit and for fp32 matmuls.
+    loads: [Duration; 2],
     /// Bytes of each copy, each all-reduce, and each array on a GPU or a node.
     bytes: u64,
     /// Parameters that the host updates.
@@ -33,34 +41,38 @@ struct Sizes {
 
 /// Sizes for the stand-in driver, which computes on the cores.
 const SMALL: Sizes = Sizes {
-    products: &[MatmulShape { m: 256, k: 256, n: 256 }],
-    count: 1,
+    block: BlockShape { tokens: 128, hidden: 128, qkv: 192, ffn: 256 },
+    loads: [Duration::ZERO; 2],
     bytes: 1 << 20,
     params: 1 << 18,
 };
 const LARGE: Sizes = Sizes {
-    products: &[
-        MatmulShape { m: 4096, k: 4096, n: 4096 },
-        MatmulShape { m: 8192, k: 8192, n: 8192 },
-        MatmulShape { m: 16_384, k: 8192, n: 4096 },
-    ],
-    count: 10,
+    // A block of Llama 3 8B, with 8192 tokens.
+    block: BlockShape { tokens: 8192, hidden: 4096, qkv: 6144, ffn: 14_336 },
+    // The fp32 units stay below the limit of power.
+    loads: [Duration::from_secs(10), Duration::from_secs(2)],
     bytes: 512 << 20,
     params: 1 << 26,
 };
 
 /// Bytes of GPU memory that [`LARGE`] needs, with the overhead of CUDA.
-const NEEDED: u64 = 3 << 30;
+const NEEDED: u64 = 4 << 30;
 
-/// Best rate of matmuls, with its shape.
-#[derive(Clone, Debug)]
+/// Measured matmuls of a block with their gradients, under lasting load.
+#[derive(Clone, Copy, Debug)]
 pub struct Products {
-    /// Rate in 10^12 operations per second.
+    /// Rate in 10^12 operations per second: operations of a round over its median time in the second half
+    /// of the load.
     pub tflops: f64,
-    /// Fastest shape.
-    pub shape: MatmulShape,
-    /// Number of measured shapes.
-    pub tried: usize,
+    /// Rate in 10^12 operations per second with which a simulation of the round takes as long; `None` if it
+    /// takes longer with any rate.
+    pub simulated_tflops: Option<f64>,
+    /// Sizes of the block.
+    pub block: BlockShape,
+    /// Seconds of the load.
+    pub load: f64,
+    /// Number of rounds in the median.
+    pub rounds: usize,
     /// Type of operands and results.
     pub dtype: Dtype,
 }
@@ -140,6 +152,9 @@ pub enum GpuBoxError {
         /// Free bytes of the GPU.
         free: u64,
     },
+    /// The measured matmuls cannot be simulated.
+    #[error("the matmuls that were measured: {0}")]
+    Simulated(SimulateError),
     /// A measurement failed.
     #[error("{what}: {error}")]
     Failed {
@@ -173,8 +188,10 @@ pub fn measure(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<Gpu
         return Err(GpuBoxError::Full { gpu, free });
     }
     let half = if gpu.sm >= 80 { Dtype::Bf16 } else { Dtype::F16 };
-    let halves = measure_one(tell, "16-bit products", || products(machine, half, sizes))?;
-    let wide = measure_one(tell, "fp32 products", || products(machine, Dtype::F32, sizes))?;
+    let [load, wide_load] = sizes.loads;
+    let block = |dtype, load| BlockTimes::measure(sizes.block, dtype, load, &place(machine));
+    let halves = measure_one(tell, "16-bit products of a block", || block(half, load))?;
+    let wide = measure_one(tell, "fp32 products of a block", || block(Dtype::F32, wide_load))?;
     let streamed = measure_one(tell, "the memory of a GPU", || memory_rate(machine, sizes.bytes))?;
     let copies = measure_one(tell, "copies, and the host's memory node by node", || {
         copies(machine, true, sizes.bytes, TILE_BYTES)
@@ -187,6 +204,11 @@ pub fn measure(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<Gpu
     } else {
         Err("there is one GPU".into())
     };
+    let rates = KnownRates { gpu, streamed };
+    let products = [
+        rates.products(&halves, OperandWidth::Half, half, sizes)?,
+        rates.products(&wide, OperandWidth::Full, Dtype::F32, sizes)?,
+    ];
     let library = probe.libraries.iter().find(|library| library.name == "NCCL");
     Ok(GpuBox {
         gpu: gpu.clone(),
@@ -196,7 +218,7 @@ pub fn measure(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<Gpu
         nccl: library.map_or_else(|| Err("nobody looked for it".into()), |l| l.version.clone()),
         node_memory: node_memory(),
         cores: machine.cores(),
-        products: [halves, wide],
+        products,
         streamed,
         copies,
         together,
@@ -224,17 +246,45 @@ fn node_memory() -> u64 {
     free.min().map_or_else(available_memory, |bytes| bytes.min(available_memory()))
 }
 
-/// Measures all shapes and returns the fastest rate.
-fn products(machine: &LocalMachine, dtype: Dtype, sizes: Sizes) -> Result<Products, Error> {
-    let (shape, tried) = (MatmulShape::default(), sizes.products.len());
-    let mut best = Products { tflops: 0.0, shape, tried, dtype };
-    for &shape in sizes.products {
-        let tflops = product_of_shape(true, dtype, shape, sizes.count, &place(machine))?;
-        if tflops > best.tflops {
-            best = Products { tflops, shape, ..best };
-        }
+/// What is known of a GPU when the rates of its matmuls are computed.
+struct KnownRates<'a> {
+    gpu: &'a GpuInfo,
+    /// Rate at which a kernel reads and writes GPU memory, in 10^9 bytes per second.
+    streamed: f64,
+}
+
+impl KnownRates<'_> {
+    /// Rates of measured matmuls. The host of the simulated box does not matter for them.
+    fn products(
+        &self,
+        times: &BlockTimes,
+        width: OperandWidth,
+        dtype: Dtype,
+        sizes: Sizes,
+    ) -> Result<Products, GpuBoxError> {
+        let tflops = sizes.block.flops() / times.seconds / 1e12;
+        let lone = load_box(Path::new("h100-128gib"));
+        let lone = lone.unwrap_or_else(|e| unreachable!("a box of the program: {e}"));
+        let gpu = GpuConfig {
+            gemm_tflops: tflops as f32,
+            fp32_tflops: tflops as f32,
+            memory_gb_per_s: (self.streamed / MEMORY_SHARE) as f32,
+            processors: self.gpu.processors,
+            sm: self.gpu.sm,
+            ..lone.gpu.clone()
+        };
+        let described = BoxConfig { gpu, ..lone };
+        let simulated_tflops =
+            product_rate(&described, width, &times.plan, times.seconds, |dev| times.submit(dev));
+        Ok(Products {
+            tflops,
+            simulated_tflops: simulated_tflops.map_err(GpuBoxError::Simulated)?,
+            block: sizes.block,
+            load: sizes.loads[usize::from(width == OperandWidth::Full)].as_secs_f64(),
+            rounds: times.rounds,
+            dtype,
+        })
     }
-    Ok(best)
 }
 
 /// Rate of into += x on the GPU in 10^9 bytes per second: two reads and one write of `bytes`.

@@ -135,6 +135,7 @@ fn box_of_gpus(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<Str
             GpuBoxError::None(_) | GpuBoxError::Mixed(_) => code::CONFIG,
             GpuBoxError::Full { .. } => code::DEVICE_MEMORY,
             GpuBoxError::Failed { .. } => code::RANK,
+            GpuBoxError::Simulated(_) => code::INTERNAL,
         };
         CommandError::new(code, error)
     })?;
