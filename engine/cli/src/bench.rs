@@ -8,6 +8,7 @@ mod compute;
 mod copies;
 pub mod gpu_box;
 mod node_memory;
+mod residual;
 
 pub use adam::{Case, Row, adam, cases};
 pub use block::BlockShape;
@@ -16,6 +17,7 @@ pub use compute::{Collective, MatmulShape, Product, collectives, products};
 pub use copies::{Copies, TILE_BYTES, TileCopies, copies};
 use node_memory::Node;
 pub use node_memory::{NodeMemory, memory};
+pub(crate) use residual::{SmallModels, residuals, with_residual};
 
 use crate::single_rank::{ALONE, inline, on_gpu};
 use config::{Config, DeviceConfig};

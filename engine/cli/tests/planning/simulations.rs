@@ -292,8 +292,11 @@ fn virtual_gpus_need_as_many_bytes_in_a_box_as_here() {
 #[test]
 fn this_machine_is_measured_and_the_box_is_simulated() {
     let folder = Folder::new();
-    folder.onebox(&["bench", "--save-box", "here.ron"]).ok();
+    let said = folder.onebox(&["bench", "--save-box", "here.ron"]).ok().stderr;
+    assert!(said.contains("residual: a step of a small GPT-2 had "), "{said}");
     let text = folder.read("here.ron");
+    let residual = config::load_box(&folder.path("here.ron")).unwrap().residual;
+    assert!(residual.gpt2 > 0.0 && residual.llama > 0.0, "{text}");
     for key in ["cores:", "gemm_gflops_16:", "attention_gflops:", "adam_tile:", "op_us:"] {
         assert!(text.contains(key), "{key} in {text}");
     }
