@@ -9,6 +9,7 @@ mod copies;
 pub mod gpu_box;
 mod node_memory;
 mod residual;
+mod triad;
 
 pub use adam::{Case, Row, adam, cases};
 pub use block::BlockShape;

@@ -156,8 +156,10 @@ impl GpuBox {
         let (threads, share) = (counted(threads, "thread"), 100.0 * adam.share_of_ceiling);
         text.say(&format!(
             "Measured: AdamW of {params} parameters ({path}, fp32 states) moves {gb_per_s:.2} GB/s on {threads} of the slowest \
-             node, {share:.0} % of the same traffic without arithmetic. Divided by the threads: together they update as fast \
+             node, {share:.0} % of the same traffic without arithmetic by the fastest loop ({}); STREAM's triad: {}. Divided by the threads: together they update as fast \
              as they did. One core alone changes an array of {size} in place with {:.2} GB/s, read and written.",
+            adam.ceiling_loop,
+            adam.triad_gb_per_s.map_or("not measured".to_owned(), |rate| format!("{rate:.2} GB/s")),
             core.rmw
         ));
         text.rate("core_gb_per_s", adam.gb_per_s_and_thread().min(node));
@@ -324,6 +326,8 @@ mod tests {
                 params_per_s: 1.6e10,
                 gb_per_s: 450.0,
                 ceiling_gb_per_s: 460.0,
+                ceiling_loop: "avx512, cached stores, no prefetches".into(),
+                triad_gb_per_s: Some(430.0),
                 share_of_ceiling: 0.98,
                 rounds: 5,
             },
