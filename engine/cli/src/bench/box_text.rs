@@ -1,7 +1,7 @@
 //! Text of a [`GpuBox`] as a box file. A comment above each key says what was measured and how.
 
 use super::gpu_box::{ConcurrentRates, GpuBox, Products};
-use super::{BlockShape, NodeMemory, Row};
+use super::{BesideCopies, BlockShape, CollectiveRate, NodeMemory, Row};
 use device::Dtype;
 use files::output::Output;
 use files::utc::Utc;
@@ -101,10 +101,31 @@ impl GpuBox {
             self.streamed
         ));
         text.rate("memory_gb_per_s", self.streamed / MEMORY_SHARE);
+        self.collectives(text);
         self.peers(text);
         text.say("What the driver tells.");
         text.key("processors", &self.gpu.processors);
         text.key("sm", &self.gpu.sm);
+    }
+
+    /// Comment about collectives by size and number of GPUs.
+    fn collectives(&self, text: &mut Text) {
+        let rates = match &self.collectives {
+            Ok(rates) => rates,
+            Err(_) if self.gpus < 2 => return,
+            Err(why) => {
+                text.say(&format!("Collectives by size are not measured: {why}."));
+                return;
+            }
+        };
+        let rate = |CollectiveRate { op, ranks, bytes, sent }: &CollectiveRate| {
+            format!("{op} of {} on {ranks}: {sent:.2}", format_bytes(*bytes))
+        };
+        let rates: Vec<String> = rates.iter().map(rate).collect();
+        text.say(&format!(
+            "Measured: GB/s that each GPU sends, by size and number of GPUs: {}.",
+            rates.join("; ")
+        ));
     }
 
     fn peers(&self, text: &mut Text) {
@@ -137,6 +158,16 @@ impl GpuBox {
         self.together.as_ref().map_or(alone, |ConcurrentRates { up, down, .. }| up.min(*down))
     }
 
+    /// GB/s that the channels of a node move in a step: `changed` in place, or what the update and copies
+    /// move together. If there are several nodes, copies may use another node than the slowest.
+    fn channels(&self, changed: f64) -> f64 {
+        let BesideCopies { adam, copied } = &self.beside;
+        match self.copies.memory.len() {
+            1 => changed.min(adam.gb_per_s + copied),
+            _ => changed,
+        }
+    }
+
     fn host(&self, text: &mut Text) {
         let slowest = self.copies.memory.iter().min_by(|a, b| a.rmw.total_cmp(&b.rmw));
         let size = format_bytes(self.bytes);
@@ -147,10 +178,15 @@ impl GpuBox {
                 "Measured on the slowest node, {threads}, arrays of {size}, medians of 7: {rmw:.2} GB/s changed in place (read \
                  and written), {read:.2} read, {write:.2} written, {copy:.2} copied. The first, divided by {CHANNEL_SHARE}.",
             ));
-            text.rate("node_gb_per_s", rmw / CHANNEL_SHARE);
+            text.say(&format!(
+                "Measured while a GPU copies {:.2} GB/s, both ways added: AdamW moves {:.2} GB/s. A step has both at once, so on one \
+                 node the key is no more than their sum, divided by {CHANNEL_SHARE}.",
+                self.beside.copied, self.beside.adam.gb_per_s
+            ));
+            text.rate("node_gb_per_s", self.channels(*rmw) / CHANNEL_SHARE);
         }
         // Caches may hold what one core updates, and a box refuses a core that is faster than its node.
-        let node = slowest.map_or(f64::INFINITY, |node| node.rmw / CHANNEL_SHARE);
+        let node = slowest.map_or(f64::INFINITY, |node| self.channels(node.rmw) / CHANNEL_SHARE);
         let Self { adam, copies, core, .. } = self;
         let Row { params, path, gb_per_s, threads, .. } = adam;
         let (threads, share) = (counted(threads, "thread"), 100.0 * adam.share_of_ceiling);
@@ -275,6 +311,23 @@ mod tests {
             copy: 180.0,
             rmw,
         };
+        let adam = |gb_per_s: f64| Row {
+            path: "avx512",
+            state: "fp32".into(),
+            threads: 64,
+            page_kib: 2048,
+            params: 1 << 26,
+            bytes_per_param: 28.0,
+            seconds: 0.004,
+            pass_seconds: 0.004,
+            params_per_s: 1.6e10,
+            gb_per_s,
+            ceiling_gb_per_s: 460.0,
+            ceiling_loop: "avx512, cached stores, no prefetches".into(),
+            triad_gb_per_s: Some(430.0),
+            share_of_ceiling: 0.98,
+            rounds: 5,
+        };
         let products = |tflops: f64, dtype| Products {
             tflops,
             simulated_tflops: Some(1.05 * tflops),
@@ -313,24 +366,15 @@ mod tests {
                 memory: vec![memory(240.0), memory(232.0)],
             },
             together,
+            collectives: Ok(vec![CollectiveRate {
+                op: "all_reduce",
+                ranks: 2,
+                bytes: 16 << 20,
+                sent: 123.4,
+            }]),
             core: memory(15.0),
-            adam: Row {
-                path: "avx512",
-                state: "fp32".into(),
-                threads: 64,
-                page_kib: 2048,
-                params: 1 << 26,
-                bytes_per_param: 28.0,
-                seconds: 0.004,
-                pass_seconds: 0.004,
-                params_per_s: 1.6e10,
-                gb_per_s: 450.0,
-                ceiling_gb_per_s: 460.0,
-                ceiling_loop: "avx512, cached stores, no prefetches".into(),
-                triad_gb_per_s: Some(430.0),
-                share_of_ceiling: 0.98,
-                rounds: 5,
-            },
+            beside: BesideCopies { adam: adam(300.0), copied: 80.0 },
+            adam: adam(450.0),
             bytes: 512 << 20,
         }
     }
@@ -358,6 +402,13 @@ mod tests {
         near(read.host.node_gb_per_s, CHANNEL_SHARE, 232.0);
         near(read.host.core_gb_per_s, 64.0, 450.0);
         assert_eq!((read.gpus, read.numa_nodes, read.host.cores), (4, 2, 64));
+        assert!(text.contains("all_reduce of 16.00 MiB on 2: 123.40."), "{text}");
+        // On one node, a step has no more than the update and the copies together.
+        let mut of_one = example(Err("there is one GPU".into()));
+        of_one.copies.memory.truncate(1);
+        near(load(&of_one.to_ron()).host.node_gb_per_s, CHANNEL_SHARE, 240.0);
+        of_one.beside.copied = -100.0;
+        near(load(&of_one.to_ron()).host.node_gb_per_s, CHANNEL_SHARE, 200.0);
         assert_eq!((read.gpu.processors, read.gpu.sm), (132, 90));
         let lost = 85_520_809_984 - read.gpu_memory;
         assert!(lost < 11 << 20 && read.node_memory == 500 << 30, "{text}");

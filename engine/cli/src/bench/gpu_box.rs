@@ -1,19 +1,19 @@
 //! Measures the GPUs and the host of this machine for a box file: matmuls, GPU memory, copies,
 //! all-reduces, host memory, and the update on the host.
 
-use super::adam::adam_on;
 use super::block::{BlockShape, BlockTimes};
-use super::node_memory::{nodes, on_node, one_core};
+use super::concurrent::{
+    BesideCopies, CollectiveRate, collective_rates, together, update_beside_copies, update_rate,
+};
+use super::node_memory::one_core;
 use super::{
-    Copies, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, all_at_once, cases, copies, fastest,
-    open, place, timed,
+    Copies, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, all_at_once, copies, fastest, open,
+    place,
 };
 use crate::single_rank::on_gpu;
 use config::{BoxConfig, GpuConfig, load_box};
 use device::cuda::{self, GpuInfo, Peers};
-use device::{
-    Arena, Communicator, Device, Dtype, Error, Group, HostPlace, Lane, Op, Plan, Reduction,
-};
+use device::{Arena, Communicator, Dtype, Error, Group, HostPlace, Lane, Op, Plan, Reduction};
 use layout::LocalMachine;
 use predict::product_rate::{OperandWidth, product_rate};
 use predict::sim::MEMORY_SHARE;
@@ -113,10 +113,14 @@ pub struct GpuBox {
     pub copies: Copies,
     /// Rates of all GPUs at the same time, or the reason why they are not measured.
     pub together: Result<ConcurrentRates, String>,
+    /// Collectives of several sizes on several GPUs, or the reason why they are not measured.
+    pub collectives: Result<Vec<CollectiveRate>, String>,
     /// Memory rates of one core alone.
     pub core: NodeMemory,
     /// Update on all cores of the node with the slowest cores.
     pub adam: Row,
+    /// The update on the host while one GPU copies both ways.
+    pub beside: BesideCopies,
     /// Bytes of each array and copy.
     pub bytes: u64,
 }
@@ -198,11 +202,21 @@ pub fn measure(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<Gpu
     })?;
     let core = measure_one(tell, "one core", || one_core(sizes.bytes))?;
     let adam = measure_one(tell, "the update on the host", || update_rate(sizes.params))?;
+    let beside = measure_one(tell, "the update on the host beside copies", || {
+        update_beside_copies(machine, sizes.params, sizes.bytes)
+    })?;
     let together = if gpus > 1 {
         tell("copies and sums of all GPUs at once");
         concurrent_rates(gpus, sizes.bytes).map_err(|error| error.to_string())
     } else {
         Err("there is one GPU".into())
+    };
+    let collectives = match &together {
+        Ok(_) => {
+            tell("collectives of several sizes on several GPUs");
+            collective_rates(gpus, sizes.bytes).map_err(|error| error.to_string())
+        }
+        Err(why) => Err(why.clone()),
     };
     let rates = KnownRates { gpu, streamed };
     let products = [
@@ -222,8 +236,10 @@ pub fn measure(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<Gpu
         streamed,
         copies,
         together,
+        collectives,
         core,
         adam,
+        beside,
         bytes: sizes.bytes,
     })
 }
@@ -304,22 +320,6 @@ fn memory_rate(machine: &LocalMachine, bytes: u64) -> Result<f64, Error> {
     Ok(3.0 * bytes as f64 / seconds / 1e9)
 }
 
-/// Measures the update with fp32 states on all cores of each node; returns the slowest node.
-fn update_rate(params: usize) -> Result<Row, Error> {
-    let of = |node| {
-        on_node(node, |team| {
-            let threads = team.as_ref().map_or(1, |team| team.threads());
-            let cases = &cases(threads, None, true)[..1];
-            let rows = adam_on(team, node, cases, params, REPEATS)?;
-            Ok(rows.into_iter().next().unwrap_or_else(|| unreachable!("a case has a row")))
-        })
-    };
-    let rows = nodes().iter().map(of).collect::<Result<Vec<Row>, Error>>()?;
-    let slowest =
-        rows.into_iter().min_by(|a, b| a.gb_per_s_and_thread().total_cmp(&b.gb_per_s_and_thread()));
-    Ok(slowest.unwrap_or_else(|| unreachable!("this process runs on a CPU, which is of a node")))
-}
-
 /// Driver's number and free bytes of the GPU with the least free memory, if that is too little.
 fn full_gpu(gpus: &[GpuInfo]) -> Option<(usize, u64)> {
     let free = gpus.iter().filter_map(|gpu| {
@@ -366,17 +366,4 @@ fn concurrent_rates(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
     };
     let sent = 2.0 * (gpus - 1) as f64 / gpus as f64;
     Ok(ConcurrentRates { up: of(0), down: of(1), sums: sent * of(2) })
-}
-
-/// Seconds of each round of `op`, measured after all ranks have passed the barrier.
-fn together(dev: &Device, barrier: &Op, lane: Lane, op: &Op) -> Result<Vec<f64>, Error> {
-    let round = |_| {
-        dev.submit(Lane::DpComm, barrier.clone());
-        dev.sync_all()?;
-        timed(|| {
-            dev.submit(lane, op.clone());
-            dev.sync_all()
-        })
-    };
-    (0..=REPEATS).map(round).collect()
 }
