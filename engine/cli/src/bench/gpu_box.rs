@@ -1,5 +1,5 @@
 //! Measures the GPUs and the host of this machine for a box file: matmuls, GPU memory, copies,
-//! all-reduces, host memory, and the update on the host.
+//! collectives, host memory, and the update on the host.
 
 use super::block::{BlockShape, BlockTimes};
 use super::concurrent::{
@@ -158,7 +158,7 @@ pub enum GpuBoxError {
     },
     /// The measured matmuls cannot be simulated.
     #[error("the matmuls that were measured: {0}")]
-    Simulated(SimulateError),
+    Simulated(Box<SimulateError>),
     /// A measurement failed.
     #[error("{what}: {error}")]
     Failed {
@@ -169,7 +169,7 @@ pub enum GpuBoxError {
     },
 }
 
-/// Measures everything in about a minute. `tell` gets each measurement's name before it begins.
+/// Measures everything in a few minutes. `tell` gets each measurement's name before it begins.
 ///
 /// # Errors
 /// There are no GPUs or GPUs of several kinds, a GPU fails, or there is not enough memory.
@@ -294,7 +294,8 @@ impl KnownRates<'_> {
             product_rate(&described, width, &times.plan, times.seconds, |dev| times.submit(dev));
         Ok(Products {
             tflops,
-            simulated_tflops: simulated_tflops.map_err(GpuBoxError::Simulated)?,
+            simulated_tflops: simulated_tflops
+                .map_err(|error| GpuBoxError::Simulated(Box::new(error)))?,
             block: sizes.block,
             load: sizes.loads[usize::from(width == OperandWidth::Full)].as_secs_f64(),
             rounds: times.rounds,
