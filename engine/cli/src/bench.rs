@@ -16,7 +16,7 @@ pub use adam::{Case, Row, adam, cases};
 pub use block::BlockShape;
 pub(crate) use box_text::OUTPUT as BOX_OF_GPUS;
 pub use compute::{Collective, MatmulShape, Product, collectives, products};
-pub use concurrent::{BesideCopies, CollectiveRate};
+pub use concurrent::{CollectiveRate, ConcurrentUpdate};
 pub use copies::{Copies, TILE_BYTES, TileCopies, copies};
 use node_memory::Node;
 pub use node_memory::{NodeMemory, memory};

@@ -5,11 +5,11 @@ use super::BoxConfig;
 use super::reading::{ConfigReader, Violation, format_bytes};
 use topology::counted;
 
-/// A number of a box that is far above that of any machine.
+/// A number of a box, and the largest value that a machine may have.
 struct Limit {
     key: &'static str,
     value: f64,
-    /// Largest believable value; several times that of the largest machines of 2026.
+    /// Largest believable value; several times the value of the largest machines of 2026.
     most: f64,
     /// Unit, and the usual mistake.
     help: &'static str,

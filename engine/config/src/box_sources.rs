@@ -118,7 +118,7 @@ pub fn meaning_and_source(name: &str) -> String {
 }
 
 /// Replaces the errors about missing keys of the box `b` by one error, which also lists the keys that
-/// only a simulation needs. Other errors stay as they are.
+/// only a simulation needs. Other errors do not change.
 pub(super) fn join_missing(reader: &mut ConfigReader, b: &BoxConfig) {
     let missing: Vec<Problem> =
         reader.problems.extract_if(.., |problem| problem.message == MISSING).collect();

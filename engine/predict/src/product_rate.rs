@@ -1,4 +1,4 @@
-//! The rate of matmuls in a box with which a simulation takes as long as measured matmuls did. The
+//! The rate of matmuls in a box with which a simulation has the time of measured matmuls. The
 //! simulator takes more than the operations into account, such as tiles and gaps between kernels; a rate
 //! that was divided out by hand would count these twice.
 

@@ -30,12 +30,11 @@ const ON_ONE_H200: ErrorClass = class("onebox on one H200", 0.85, 1.10);
 /// (38 steps of PyTorch on A100 and H100, and 28 of 29 steps of LLMQ, SlideFormer and KempnerForge).
 const NOT_RUN: ErrorClass = class("not run", 0.65, 1.15);
 
-/// A card whose steps nobody compared: seven steps on an RTX PRO 6000 had 0.83 to 0.96 of the speed that its
+/// A card without compared steps: seven steps on an RTX PRO 6000 had 0.83 to 0.96 of the speed that its
 /// data sheet gave, two on an RTX 5060 Ti 1.08 and 1.12.
 const DATA_SHEET: ErrorClass = class("rates of a card whose steps were not compared", 0.85, 1.0);
 
-/// Three steps of KempnerForge with TP 2 and 4 on H200 had 0.78 to 0.84, where its steps without TP had 1.03
-/// to 1.16.
+/// Three steps of KempnerForge with TP 2 and 4 on H200 had 0.78 to 0.84, and its steps without TP 1.03 to 1.16.
 const TENSOR_PARALLEL: ErrorClass = class("TP", 0.8, 1.0);
 
 /// NCCL over PCIe reaches 1.5 to 41 GB/s on the hosts that were measured, with the same cards and links.

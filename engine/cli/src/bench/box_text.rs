@@ -1,7 +1,7 @@
 //! Text of a [`GpuBox`] as a box file. A comment above each key says what was measured and how.
 
 use super::gpu_box::{ConcurrentRates, GpuBox, Products};
-use super::{BesideCopies, BlockShape, CollectiveRate, NodeMemory, Row};
+use super::{BlockShape, CollectiveRate, ConcurrentUpdate, NodeMemory, Row};
 use device::Dtype;
 use files::output::Output;
 use files::utc::Utc;
@@ -161,7 +161,7 @@ impl GpuBox {
     /// GB/s that the channels of a node move in a step: `changed` in place, or what the update and copies
     /// move together. If there are several nodes, copies may use another node than the slowest.
     fn channels(&self, changed: f64) -> f64 {
-        let BesideCopies { adam, copied } = &self.beside;
+        let ConcurrentUpdate { adam, copied } = &self.beside;
         match self.copies.memory.len() {
             1 => changed.min(adam.gb_per_s + copied),
             _ => changed,
@@ -373,7 +373,7 @@ mod tests {
                 sent: 123.4,
             }]),
             core: memory(15.0),
-            beside: BesideCopies { adam: adam(300.0), copied: 80.0 },
+            beside: ConcurrentUpdate { adam: adam(300.0), copied: 80.0 },
             adam: adam(450.0),
             bytes: 512 << 20,
         }

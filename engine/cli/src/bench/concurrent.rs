@@ -1,5 +1,5 @@
 //! Measures work of several devices at the same time: collectives of GPUs by their size and by the number of
-//! GPUs, the update on all cores, and the update beside copies.
+//! GPUs, the update on all cores, and the update during copies.
 
 use super::adam::adam_on;
 use super::node_memory::{nodes, on_node};
@@ -122,14 +122,14 @@ pub(super) fn update_rate(params: usize) -> Result<Row, Error> {
 
 /// The update on the host while one GPU copies both ways.
 #[derive(Clone, Debug)]
-pub struct BesideCopies {
+pub struct ConcurrentUpdate {
     /// Update on all cores of the node with the slowest cores.
     pub adam: Row,
     /// Rate of the copies, both ways added, in 10^9 bytes per second.
     pub copied: f64,
 }
 
-/// Measures the update of `params` parameters beside copies of `bytes` each way.
+/// Measures the update of `params` parameters during copies of `bytes` each way.
 ///
 /// # Errors
 /// The GPU fails, there is not enough memory, or the system starts no thread.
@@ -137,7 +137,7 @@ pub(super) fn update_beside_copies(
     machine: &LocalMachine,
     params: usize,
     bytes: u64,
-) -> Result<BesideCopies, Error> {
+) -> Result<ConcurrentUpdate, Error> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let copies = || copy_until(machine, bytes, &over);
@@ -148,7 +148,7 @@ pub(super) fn update_beside_copies(
         let adam = update_rate(params);
         over.store(true, Ordering::Relaxed);
         let copied = copier.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok(BesideCopies { adam: adam?, copied: copied? })
+        Ok(ConcurrentUpdate { adam: adam?, copied: copied? })
     })
 }
 

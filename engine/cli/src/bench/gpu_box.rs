@@ -3,7 +3,7 @@
 
 use super::block::{BlockShape, BlockTimes};
 use super::concurrent::{
-    BesideCopies, CollectiveRate, collective_rates, together, update_beside_copies, update_rate,
+    CollectiveRate, ConcurrentUpdate, collective_rates, together, update_beside_copies, update_rate,
 };
 use super::node_memory::one_core;
 use super::{
@@ -64,8 +64,8 @@ pub struct Products {
     /// Rate in 10^12 operations per second: operations of a round over its median time in the second half
     /// of the load.
     pub tflops: f64,
-    /// Rate in 10^12 operations per second with which a simulation of the round takes as long; `None` if it
-    /// takes longer with any rate.
+    /// Rate in 10^12 operations per second with which a simulation of the round has the measured time; `None`
+    /// if it needs more time with every rate.
     pub simulated_tflops: Option<f64>,
     /// Sizes of the block.
     pub block: BlockShape,
@@ -120,7 +120,7 @@ pub struct GpuBox {
     /// Update on all cores of the node with the slowest cores.
     pub adam: Row,
     /// The update on the host while one GPU copies both ways.
-    pub beside: BesideCopies,
+    pub beside: ConcurrentUpdate,
     /// Bytes of each array and copy.
     pub bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! STREAM's triad on the kernel threads of a rank, to compare the ceilings of the update with it.
+//! STREAM's triad on the kernel threads of a rank, to compare it with the ceilings of the update.
 
 use super::{median, timed};
 use device::numerics::triad;

@@ -17,7 +17,7 @@ struct BoxKey {
     key: &'static str,
     /// Names of [`groups`](crate::simulate::groups).
     groups: &'static [&'static str],
-    /// Makes the key larger by [`MORE`]. A box without the key stays as it is.
+    /// Makes the key larger by [`MORE`]. A box without the key does not change.
     enlarge: fn(&mut BoxConfig),
 }
 
@@ -208,7 +208,7 @@ fn step_seconds(config: &Config, built: &RankLayout) -> Result<f64, SimulateErro
     Ok(less + (more - less) * ((all - 2 * unit) / unit) as f64)
 }
 
-/// Largest influence in percent of a key on a step of which it can shorten the part `share`.
+/// Largest influence in percent of a key that can shorten the part `share` of a step.
 fn most_percent(share: f64) -> f64 {
     let shorter = share.clamp(0.0, 1.0) * (1.0 - 1.0 / f64::from(MORE));
     100.0 * (1.0 / (1.0 - shorter) - 1.0)

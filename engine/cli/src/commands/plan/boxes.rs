@@ -24,7 +24,7 @@ use topology::counted;
 
 /// Document that `--json` prints.
 #[derive(Serialize)]
-struct Ranking {
+struct RankedBoxes {
     /// Always true: nothing here was measured.
     simulated: bool,
     /// Number of tokens to train on, if it was named.
@@ -155,7 +155,7 @@ pub(super) fn run(
     let speed = |one: &RankedBox| one.best.as_ref().map_or(0.0, |best| best.tokens_per_second);
     boxes.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
     let fits = boxes.iter().any(|one| one.fits);
-    let ranking = Ranking { simulated: true, tokens: args.tokens, boxes };
+    let ranking = RankedBoxes { simulated: true, tokens: args.tokens, boxes };
     match args.json {
         true => print_json(&ranking)?,
         false => print(&text(model, &ranking))?,
@@ -189,7 +189,7 @@ fn refused(named: &Path, error: &CommandError) -> Result<RankedBox, CommandError
     row(named, None, None, lacks)
 }
 
-/// The row of a box. `found` has the search on it, and `tokens` the number of tokens to train on.
+/// The row of a box. `found` has the search of its layouts, and `tokens` the number of tokens of the training.
 fn row(
     named: &Path,
     found: Option<&SearchReport>,
@@ -232,7 +232,7 @@ fn planned(
     row(named, Some(&found), args.tokens, lacks)
 }
 
-fn text(model: &Path, ranking: &Ranking) -> String {
+fn text(model: &Path, ranking: &RankedBoxes) -> String {
     let mut out = format!(
         "{} on {}, each with its fastest layout on all GPUs: simulated, not measured\n",
         model.shown(),

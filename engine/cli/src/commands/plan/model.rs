@@ -228,7 +228,7 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
     load_with(model, &args.sets, &args.on_box.with(&given)?.sets)
 }
 
-/// [`load`] with all settings `sets`, of which one names the box. `given` has those of the user.
+/// [`load`] with all settings `sets`; one of these settings names the box. `given` has the user's settings.
 pub(super) fn load_with(
     model: &Path,
     given: &[String],

@@ -1,5 +1,5 @@
-//! `onebox simulate --compare`: the measured steps of a run beside the simulation, in one line that people
-//! can send.
+//! `onebox simulate --compare`: compares the measured steps of a run with the simulation, in one line that
+//! people can send.
 
 use super::super::check::count;
 use super::super::exit::{CommandError, code};
