@@ -307,7 +307,7 @@ class Check(First):
     def box(self):
         """This machine as a box for plan, search and simulate."""
         path = self.work / "here.ron"
-        code, out, err, seconds = self.onebox("bench", "--save-box", path, limit=240)
+        code, out, err, seconds = self.onebox("bench", "--save-box", path, limit=480)
         if code != 0:
             return False, f"exit code {code}", block(tail(out + err))
         text = path.read_text()
