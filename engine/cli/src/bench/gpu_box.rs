@@ -285,7 +285,7 @@ impl KnownRates<'_> {
             gemm_tflops: tflops as f32,
             fp32_tflops: tflops as f32,
             memory_gb_per_s: (self.streamed / MEMORY_SHARE) as f32,
-            processors: self.gpu.processors,
+            processors: self.gpu.processors as usize,
             sm: self.gpu.sm,
             ..lone.gpu.clone()
         };
