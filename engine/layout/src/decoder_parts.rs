@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tensor_parallel::{Architecture, LayerKind, NormPlace, QkNorm, Rope, RopeScaling};
 
 /// Choice of the decoder's parts. `dtype`: storage type of its parameters.
-pub(crate) fn architecture(m: &ModelConfig, dtype: Dtype) -> Architecture {
+pub fn architecture(m: &ModelConfig, dtype: Dtype) -> Architecture {
     let norm_epsilon = decimal(m.norm_eps);
     match m.family {
         Family::Gpt2 => return Architecture { norm_epsilon, ..Architecture::GPT2 },

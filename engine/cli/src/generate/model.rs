@@ -7,7 +7,7 @@ use super::{GenerateError, ModelSource, WeightSource};
 use config::Config;
 use device::{Arena, Device, Dtype, Lane, Plan, Tensor};
 use layout::build::{dtype, shape};
-use layout::decoder_parts::{LayerKinds, layer_kinds};
+use layout::decoder_parts::{LayerKinds, architecture, layer_kinds};
 use std::ops::Range;
 use tensor_parallel::{CheckpointHome, Decoder, DecoderShape, KvCache, NewTokens, Recompute};
 
@@ -50,6 +50,8 @@ impl Model {
         // The length of the text decides the factors of LongRoPE, as in transformers.
         let LayerKinds { kinds, layer_kinds } = layer_kinds(&config.model, context);
         let shape = DecoderShape {
+            // The type of the weights here may differ from that of the run.
+            architecture: architecture(&config.model, dtype),
             kinds,
             layer_kinds,
             seq_len: context,
