@@ -94,8 +94,8 @@ enum Line<'a> {
     Step {
         #[serde(flatten)]
         step: &'a StepMetrics,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        ahead: Option<&'static str>,
+        #[serde(rename = "ahead", skip_serializing_if = "Option::is_none")]
+        speculation: Option<&'static str>,
     },
     Eval {
         step: u64,
@@ -241,13 +241,13 @@ impl MetricsWriter {
     }
 
     /// Appends a step, and the outcome of its speculative updates if the run has them.
-    pub fn step(&mut self, step: &StepMetrics, ahead: Option<SpeculationOutcome>) {
-        let ahead = ahead.map(|ahead| match ahead {
+    pub fn step(&mut self, step: &StepMetrics, speculation: Option<SpeculationOutcome>) {
+        let speculation = speculation.map(|speculation| match speculation {
             SpeculationOutcome::None => "no",
             SpeculationOutcome::Committed => "committed",
             SpeculationOutcome::Redone => "redone",
         });
-        self.write(&Line::Step { step, ahead });
+        self.write(&Line::Step { step, speculation });
         let epoch = self.epoch(step.step).map(|epoch| ("progress/epoch", epoch as f32));
         if let Some(events) = &mut self.events {
             let curves: Vec<_> = step.curves().into_iter().chain(epoch).collect();

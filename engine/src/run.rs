@@ -475,7 +475,7 @@ impl Ranks<'_> {
             lr: words[control::LR],
             skipped: words[control::SKIP] != 0.0,
             skipped_total: words[control::SKIPPED] as u64,
-            ahead: SpeculationOutcome::of(&words),
+            speculation: SpeculationOutcome::of(&words),
             verified: None,
             seconds: 0.0,
             activity: dev.activity(),

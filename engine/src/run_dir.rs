@@ -20,8 +20,8 @@ use files::durable::sync_folder;
 use files::held::LockedRunDir;
 use files::input;
 use files::names::{
-    CHECKPOINTS, CONFIG, DAMAGED, FORKED, LOCK, METRICS, RUNS, TOKENIZER, UNFINISHED, WEIGHTS, any,
-    any_of, has_run, holds_run, is_there, resolved,
+    CHECKPOINTS, CONFIG, DAMAGED, FORKED, LOCK, METRICS, RUNS, TOKENIZER, UNFINISHED,
+    UNFINISHED_CHECKPOINTS, WEIGHTS, any, any_of, has_run, holds_run, is_there, resolved,
 };
 use files::path_text::PathText;
 use files::utc::Utc;
@@ -30,6 +30,7 @@ mod error;
 pub mod kept;
 pub use error::RunDirError;
 use error::cannot;
+use kept::check_kept;
 
 /// Files that onebox writes into a run directory, and that `Overwrite` removes.
 const WRITTEN: [&str; 10] = [
@@ -93,6 +94,26 @@ impl RunDir {
             (Some(dir), _) => Self::at(dir, mode),
             (None, RunMode::Fresh | RunMode::Overwrite) => Self::at_default(Path::new(RUNS), name),
             (None, RunMode::Resume | RunMode::Fork) => Err(RunDirError::NeedsDirectory(mode)),
+        }
+    }
+
+    /// Checks whether [`create`](Self::create) accepts the directory, and changes nothing. It does not
+    /// ask whether another process uses the directory.
+    ///
+    /// # Errors
+    /// As for [`create`](Self::create).
+    pub fn check(dir: Option<&Path>, name: &str, mode: RunMode) -> Result<(), RunDirError> {
+        dir.map_or(Ok(()), no_checkpoint)?;
+        let dir = match (dir, mode) {
+            (None, RunMode::Fresh | RunMode::Overwrite) => return check_name(name),
+            (None, RunMode::Resume) => return Err(RunDirError::NeedsDirectory(mode)),
+            (dir, RunMode::Fork) => return Self::source(dir).map(drop),
+            (Some(dir), RunMode::Fresh | RunMode::Resume | RunMode::Overwrite) => dir,
+        };
+        check_place(dir)?;
+        match Directory::open(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            opened => permit(&opened.map_err(cannot("read", dir))?, dir, mode),
         }
     }
 
@@ -187,12 +208,7 @@ impl RunDir {
 
     /// Locks the directory `dir`, and creates it if it is missing.
     fn lock_at(dir: &Path) -> Result<Self, RunDirError> {
-        if fs::metadata(dir).is_ok_and(|metadata| !metadata.is_dir()) {
-            return Err(RunDirError::NotADirectory(dir.to_owned()));
-        }
-        if let Some(what) = unfit(dir) {
-            return Err(RunDirError::Unfit { path: dir.to_owned(), what });
-        }
+        check_place(dir)?;
         fs::create_dir_all(dir).map_err(cannot("create", dir))?;
         Self::lock(dir.to_owned(), None)
     }
@@ -200,14 +216,8 @@ impl RunDir {
     fn at(dir: &Path, mode: RunMode) -> Result<Self, RunDirError> {
         let run = Self::lock_at(dir)?;
         let directory = run.own("read", METRICS)?;
-        if mode == RunMode::Fresh && has_run(directory) {
-            return Err(RunDirError::HoldsRun(dir.to_owned()));
-        }
+        permit(directory, dir, mode)?;
         if mode == RunMode::Overwrite && has_run(directory) {
-            if !directory.has(METRICS) {
-                return Err(RunDirError::NotOurs(dir.to_owned()));
-            }
-            run.check_kept()?;
             for name in WRITTEN {
                 run.remove(name)?;
             }
@@ -240,9 +250,7 @@ impl RunDir {
     }
 
     fn at_default(runs: &Path, name: &str) -> Result<Self, RunDirError> {
-        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
-            return Err(RunDirError::BadName(name.to_owned()));
-        }
+        check_name(name)?;
         fs::create_dir_all(runs).map_err(cannot("create", runs))?;
         let path = runs.join(format!("{name}-{}", Utc::now().name()));
         Self::lock(create_next_to(&path, 1)?, None)
@@ -282,6 +290,40 @@ impl RunDir {
     pub fn remove(&self, name: &str) -> Result<(), RunDirError> {
         let directory = self.own("remove", name)?;
         directory.remove_file(name).map_err(cannot("remove", &directory.called(name)))
+    }
+}
+
+/// Refuses a file, and an unlikely place for a run.
+fn check_place(dir: &Path) -> Result<(), RunDirError> {
+    if fs::metadata(dir).is_ok_and(|metadata| !metadata.is_dir()) {
+        return Err(RunDirError::NotADirectory(dir.to_owned()));
+    }
+    match unfit(dir) {
+        Some(what) => Err(RunDirError::Unfit { path: dir.to_owned(), what }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a name of a run that cannot name its directory.
+fn check_name(name: &str) -> Result<(), RunDirError> {
+    match name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
+        true => Err(RunDirError::BadName(name.to_owned())),
+        false => Ok(()),
+    }
+}
+
+/// Refuses the contents of the open directory `dir`, named `path`, if `mode` does not allow them.
+fn permit(dir: &Directory, path: &Path, mode: RunMode) -> Result<(), RunDirError> {
+    if dir.has(UNFINISHED_CHECKPOINTS) {
+        return Err(RunDirError::Unfinished(dir.called(UNFINISHED_CHECKPOINTS)));
+    }
+    match mode {
+        RunMode::Fresh if has_run(dir) => Err(RunDirError::HoldsRun(path.to_owned())),
+        RunMode::Overwrite if has_run(dir) && !dir.has(METRICS) => {
+            Err(RunDirError::NotOurs(path.to_owned()))
+        }
+        RunMode::Overwrite if has_run(dir) => check_kept(dir),
+        RunMode::Fresh | RunMode::Resume | RunMode::Fork | RunMode::Overwrite => Ok(()),
     }
 }
 
@@ -347,8 +389,17 @@ mod tests {
 
     const END: &str = "{\"kind\":\"end\",\"step\":40,\"state_hash\":\"00\"}\n";
 
+    /// Creates the directory, after the check of a dry run, which must have the same result.
     fn create(dir: &Path, mode: RunMode) -> Result<RunDir, RunDirError> {
-        RunDir::create(Some(dir), "name", mode)
+        let checked = RunDir::check(Some(dir), "name", mode).map_err(|why| why.to_string());
+        let created = RunDir::create(Some(dir), "name", mode);
+        match &created {
+            // A dry run neither locks nor writes.
+            Err(RunDirError::InUse { .. } | RunDirError::Io { .. }) => {}
+            Ok(_) => assert_eq!(checked, Ok(())),
+            Err(why) => assert_eq!(checked, Err(why.to_string())),
+        }
+        created
     }
 
     /// A folder with a run in `run`.
@@ -399,6 +450,17 @@ mod tests {
         for choice in ["--resume", "--fork", "--overwrite", "--run-dir", path.to_str().unwrap()] {
             assert!(message.contains(choice), "{message}");
         }
+    }
+
+    #[test]
+    fn what_a_killed_command_left_is_no_run_and_that_command_takes_it() {
+        let folder = tempdir().unwrap();
+        fs::create_dir(folder.path().join(UNFINISHED_CHECKPOINTS)).unwrap();
+        for mode in [RunMode::Fresh, RunMode::Resume, RunMode::Overwrite] {
+            let message = create(folder.path(), mode).unwrap_err().to_string();
+            assert!(message.contains("run that command again"), "{message}");
+        }
+        RunDir::create_whole(folder.path(), &[]).unwrap();
     }
 
     #[test]

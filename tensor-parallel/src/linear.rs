@@ -48,7 +48,7 @@ impl Fp8Operands {
             input: one("input", Dtype::E4m3, tokens * c.max(heads).max(ffn)),
             weight: one("weight", Dtype::E4m3, c * qkv.max(inner).max(heads).max(ffn)),
             gradient: one("gradient", Dtype::E5m2, tokens * widest_output),
-            transposed: one("turned_gradient", Dtype::E5m2, tokens * widest_output),
+            transposed: one("transposed_gradient", Dtype::E5m2, tokens * widest_output),
             maxima: one("gradient_maxima", Dtype::F32, MAXIMA),
             scales: ["input", "weight", "gradient"]
                 .map(|name| one(&format!("{name}_scale"), Dtype::F32, 1)),
@@ -78,8 +78,8 @@ impl Fp8Linear {
         let (m, n) = x.shape();
         let (rows, cols) = if turn { (n, m) } else { (m, n) };
         let to = to.slice(0..m * n).reshape(rows, cols);
-        let (y, turned) = if turn { (None, Some(to)) } else { (Some(to), None) };
-        dev.submit(Compute, Op::Quantize { x, maxima, y, turned, scale });
+        let (y, transposed) = if turn { (None, Some(to)) } else { (Some(to), None) };
+        dev.submit(Compute, Op::Quantize { x, maxima, y, transposed, scale });
         to
     }
 }
@@ -126,11 +126,11 @@ impl Linear {
         };
         let ((m, n), [_, of_weight, of_d]) = (d.shape(), fp8.scales);
         let a = fp8.gradient.slice(0..m * n).reshape(m, n);
-        let turned = Some(fp8.transposed.slice(0..m * n).reshape(n, m));
+        let transposed = Some(fp8.transposed.slice(0..m * n).reshape(n, m));
         // The transposed copy is for the weight gradient's matmul.
         let maxima = fp8.maxima;
         dev.submit(Compute, Op::Maxima { x: d, maxima });
-        dev.submit(Compute, Op::Quantize { x: d, maxima, y: Some(a), turned, scale: of_d });
+        dev.submit(Compute, Op::Quantize { x: d, maxima, y: Some(a), transposed, scale: of_d });
         let b = Fp8Linear::round(dev, self.weight, weight, fp8.weight, of_weight, true).t();
         dev.submit(Compute, Op::ScaledGemm { a, b, c: d_x, bias: None, scales: [of_d, of_weight] });
         follow(dev, epilogue, d, d_x);
@@ -163,5 +163,5 @@ impl Linear {
 /// Runs the epilogue of an fp8 matmul as a separate op, on operands before their rounding to fp8.
 #[track_caller]
 fn follow(dev: &Device, epilogue: Epilogue, a: Tensor, c: Tensor) {
-    epilogue.apart(a, c).into_iter().for_each(|op| dev.submit(Compute, op));
+    epilogue.separate_op(a, c).into_iter().for_each(|op| dev.submit(Compute, op));
 }

@@ -34,7 +34,7 @@ impl Region {
     }
 
     /// `d_bias` if [`with_weight`](Self::with_weight) returns none: for a separate kernel.
-    pub(crate) fn apart(dev: &Device, d_bias: Option<Tensor>) -> Option<Tensor> {
+    pub(crate) fn separate_bias(dev: &Device, d_bias: Option<Tensor>) -> Option<Tensor> {
         d_bias.filter(|_| !Self::alone(dev))
     }
 

@@ -74,7 +74,7 @@ pub fn one_window() -> Arc<Dataset> {
         path.display().to_string()
     };
     let train = file("train.txt", "the box holds a m");
-    let validation = file("held_out.txt", "odel that is too large");
+    let validation = file("validation.txt", "odel that is too large");
     let data = Corpus::open(&train, Some(&validation), DataFormat::Bytes, 0.1, 256, 16);
     Arc::new(data.unwrap_or_else(|e| panic!("{e}")).into())
 }

@@ -110,7 +110,7 @@ pub fn dataset_of_windows(
 ) -> (u64, Arc<Dataset>) {
     const TOKENS: usize = 400_000;
     let seq_len = windows[0].len() - 1;
-    let [train, validation] = ["train.bin", "held_out.bin"].map(|name| folder.join(name));
+    let [train, validation] = ["train.bin", "validation.bin"].map(|name| folder.join(name));
     let [train_text, validation_text] = [&train, &validation].map(|p| p.display().to_string());
     let open = || {
         let format = config::DataFormat::U16;

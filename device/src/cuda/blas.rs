@@ -27,13 +27,13 @@ fn kinds(sm: u32) -> Vec<MatmulShape> {
     let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
     let mut all = Vec::new();
     for dtype in types.into_iter().filter(|dtype| *dtype != Dtype::Bf16 || sm >= 80) {
-        for turned in [(false, false), (true, false), (false, true), (true, true)] {
-            let (a, b) = (square(dtype, turned.0), square(dtype, turned.1));
+        for transposed in [(false, false), (true, false), (false, true), (true, true)] {
+            let (a, b) = (square(dtype, transposed.0), square(dtype, transposed.1));
             for (d, bias) in [(dtype, None), (dtype, Some(dtype)), (Dtype::F32, None)] {
                 all.push(MatmulShape { a, b, d: square(d, false), bias, step: Step::None });
             }
             // Epilogues of the forward pass, the input's gradient and the weight's gradient.
-            let step = match turned {
+            let step = match transposed {
                 _ if dtype == Dtype::F32 => continue,
                 (true, false) => Step::Gelu,
                 (false, false) => Step::GeluBackward,
@@ -96,17 +96,17 @@ impl Gemm {
     /// The epilogue as a step of the library, and its tensor. NVIDIA's reference requires rows of
     /// whole 16 bytes in the auxiliary matrix, and describes the steps for results of 16 bits.
     fn step(&self, at: &dyn Fn(Tensor) -> u64) -> Option<(Step, Tensor)> {
-        let (step, beside) = match self.epilogue {
+        let (step, tensor) = match self.epilogue {
             Epilogue::None => return None,
             Epilogue::Gelu { y } => (Step::Gelu, y),
             Epilogue::GeluBackward { x } => (Step::GeluBackward, x),
             Epilogue::RowSums { sums } => (Step::SumsOfB, sums),
         };
         let whole = self.c.shape().1.is_multiple_of(8) && at(self.c).is_multiple_of(16);
-        let fits = at(beside).is_multiple_of(16) && (step == Step::SumsOfB || whole);
+        let fits = at(tensor).is_multiple_of(16) && (step == Step::SumsOfB || whole);
         let half = |t: Tensor| t.dtype() == self.c.dtype() && t.dtype().bytes() == 2;
         let alone = !self.add && (self.bias.is_none() || (self.takes_bias() && step == Step::Gelu));
-        (fits && alone && half(self.a) && half(beside)).then_some((step, beside))
+        (fits && alone && half(self.a) && half(tensor)).then_some((step, tensor))
     }
 }
 
@@ -167,23 +167,23 @@ impl Blas {
         let shape = MatmulShape {
             a: operand(gemm.b, plain.a),
             b: operand(gemm.a, plain.b),
-            d: operand_beside(gemm.c, plain.d, plain.bias),
+            d: operand_with(gemm.c, plain.d, plain.bias),
             bias: bias.map(Tensor::dtype),
             step: Step::None,
         };
-        if let Some((step, beside)) = gemm.step(at) {
+        if let Some((step, tensor)) = gemm.step(at) {
             let (bias, addresses) = match step {
                 Step::None => (shape.bias, plain),
                 // The library's result is gelu, and its auxiliary matrix is the matmul.
                 Step::Gelu => {
-                    (shape.bias, Addresses { d: at(beside), aux: Some(plain.d), ..plain })
+                    (shape.bias, Addresses { d: at(tensor), aux: Some(plain.d), ..plain })
                 }
-                Step::GeluBackward => (None, Addresses { aux: Some(at(beside)), ..plain }),
+                Step::GeluBackward => (None, Addresses { aux: Some(at(tensor)), ..plain }),
                 Step::SumsOfB => {
-                    (Some(beside.dtype()), Addresses { bias: Some(at(beside)), ..plain })
+                    (Some(tensor.dtype()), Addresses { bias: Some(at(tensor)), ..plain })
                 }
             };
-            let d = operand_beside(gemm.c, addresses.d, bias.and(addresses.bias));
+            let d = operand_with(gemm.c, addresses.d, bias.and(addresses.bias));
             if self.run(stream, MatmulShape { d, bias, step, ..shape }, addresses)? {
                 return Ok(true);
             }
@@ -212,7 +212,7 @@ impl Blas {
 
 /// The result of a matmul with a bias. cuBLASLt's search accepts alignments of matrices only, so a
 /// lower alignment of the bias replaces that of the result.
-fn operand_beside(t: Tensor, at: u64, bias: Option<u64>) -> Operand {
+fn operand_with(t: Tensor, at: u64, bias: Option<u64>) -> Operand {
     let whole = operand(t, at);
     // An algorithm loads 16 bytes at most.
     let low = bias.map(alignment).filter(|align| *align < 16);

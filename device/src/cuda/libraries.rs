@@ -10,8 +10,11 @@
 use super::driver::{self, path_of};
 use libloading::Library;
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::env;
 use std::ffi::{CStr, OsStr, OsString, c_void};
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -42,13 +45,15 @@ struct Candidate<'n> {
 }
 
 const OWN_ENVIRONMENT: &str = "the Python environment of onebox";
+const OWN_PARENT: &str = "the parent of onebox's Python environment";
 const SYSTEM: &str = "the system";
 
 /// The places in the order of the search:
 ///
 /// 1. the folders of `LD_LIBRARY_PATH`;
-/// 2. NVIDIA's wheels in the Python environment whose `bin` folder has `program`;
-/// 3. NVIDIA's wheels in the active environment (`VIRTUAL_ENV`, `CONDA_PREFIX`);
+/// 2. NVIDIA's wheels in the Python environment whose `bin` folder has `program`, then in its parent
+///    if it was made with `--system-site-packages`;
+/// 3. NVIDIA's wheels in the active environment (`VIRTUAL_ENV`, `CONDA_PREFIX`) and in its parent;
 /// 4. the toolkit in `CUDA_HOME` or `CUDA_PATH`;
 /// 5. the system: the folders of the dynamic linker, then `/usr/local/cuda`.
 ///
@@ -65,11 +70,18 @@ fn places(variable: impl Fn(&str) -> Option<OsString>, program: Option<&Path>) -
     let listed = listed.filter(|folder| !folder.is_empty());
     add("LD_LIBRARY_PATH", listed.map(|folder| OsStr::from_bytes(folder).into()).collect());
     let bin = program.and_then(Path::parent).filter(|folder| folder.ends_with("bin"));
-    add(OWN_ENVIRONMENT, bin.and_then(Path::parent).map(environment_folders).unwrap_or_default());
+    let root = bin.and_then(Path::parent);
+    add(OWN_ENVIRONMENT, root.map(environment_folders).unwrap_or_default());
+    add(OWN_PARENT, root.map(parent_folders).unwrap_or_default());
     // The meaning of a relative path would depend on the current folder.
     let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    for name in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
-        add(name, absolute(name).as_deref().map(environment_folders).unwrap_or_default());
+    for (name, parent) in [
+        ("VIRTUAL_ENV", "the parent of VIRTUAL_ENV"),
+        ("CONDA_PREFIX", "the parent of CONDA_PREFIX"),
+    ] {
+        let root = absolute(name);
+        add(name, root.as_deref().map(environment_folders).unwrap_or_default());
+        add(parent, root.as_deref().map(parent_folders).unwrap_or_default());
     }
     for name in ["CUDA_HOME", "CUDA_PATH"] {
         add(name, absolute(name).as_deref().map(toolkit_folders).unwrap_or_default());
@@ -90,17 +102,63 @@ fn toolkit_folders(root: &Path) -> Vec<PathBuf> {
 /// packages. A wheel for CUDA 12 has its own folder (`nvidia/cublas/lib`); those for CUDA 13 share
 /// one (`nvidia/cu13/lib`).
 fn environment_folders(root: &Path) -> Vec<PathBuf> {
+    folders_of_pythons(root, pythons(root))
+}
+
+/// The same folders of the parent of the environment at `root`, if the environment sees the packages
+/// of its parent; of the same version of Python alone.
+fn parent_folders(root: &Path) -> Vec<PathBuf> {
+    let Some(parent) = parent_environment(root) else { return Vec::new() };
+    let own = pythons(root);
+    let is_same = |python: &PathBuf| {
+        // Debian's packages are those of `python3`.
+        let mut names = own.iter().filter_map(|own| own.file_name());
+        python.ends_with("python3") || names.any(|name| python.ends_with(name))
+    };
+    // Debian's pip installs below /usr/local.
+    let local = (parent == Path::new("/usr")).then(|| PathBuf::from("/usr/local"));
+    let folders = |root: PathBuf| {
+        folders_of_pythons(&root, pythons(&root).into_iter().filter(is_same).collect())
+    };
+    local.into_iter().chain([parent]).flat_map(folders).collect()
+}
+
+/// The root of the Python whose packages the virtual environment at `root` sees: its `pyvenv.cfg`
+/// has `include-system-site-packages = true`, and the folder of the program as `home`.
+#[expect(clippy::disallowed_methods, reason = "the crate is below `files`: the limit is here")]
+fn parent_environment(root: &Path) -> Option<PathBuf> {
+    /// Largest number of bytes to read; such a file has a few hundred.
+    const LONGEST: u64 = 1 << 16;
+    let file = root.join("pyvenv.cfg");
+    let mut text = String::new();
+    // Opening a pipe would wait.
+    file.is_file().then_some(())?;
+    File::open(file).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
+    let value = |key: &str| {
+        let pairs = text.lines().filter_map(|line| line.split_once('='));
+        let mut found = pairs.filter(|(name, _)| name.trim().eq_ignore_ascii_case(key));
+        found.next().map(|(_, value)| value.trim())
+    };
+    let sees = value("include-system-site-packages")?.eq_ignore_ascii_case("true");
+    let home = Path::new(value("home").filter(|_| sees)?);
+    home.parent().filter(|_| home.is_absolute()).map(Path::to_path_buf)
+}
+
+/// The folders of Python's versions in the environment at `root`, such as `lib/python3.12`.
+fn pythons(root: &Path) -> Vec<PathBuf> {
+    // A virtual environment may have `lib64` as a link to `lib`.
+    let libs = ["lib", "lib64"].map(|name| root.join(name)).into_iter();
+    let libs = libs.filter(|lib| !lib.is_symlink());
+    libs.flat_map(|lib| children(&lib)).filter(|path| is_python(path)).collect()
+}
+
+/// The library folders in the environment at `root`, of these versions of Python.
+fn folders_of_pythons(root: &Path, pythons: Vec<PathBuf>) -> Vec<PathBuf> {
     let mut folders = Vec::new();
-    for lib in ["lib", "lib64"].map(|name| root.join(name)) {
-        // A virtual environment may have `lib64` as a link to `lib`.
-        if lib.is_symlink() {
-            continue;
-        }
-        for python in children(&lib).into_iter().filter(|path| is_python(path)) {
-            for packages in ["site-packages", "dist-packages"] {
-                let wheels = children(&python.join(packages).join("nvidia"));
-                folders.extend(wheels.into_iter().map(|wheel| wheel.join("lib")));
-            }
+    for python in pythons {
+        for packages in ["site-packages", "dist-packages"] {
+            let wheels = children(&python.join(packages).join("nvidia"));
+            folders.extend(wheels.into_iter().map(|wheel| wheel.join("lib")));
         }
     }
     if root.join("conda-meta").is_dir() {
@@ -108,6 +166,22 @@ fn environment_folders(root: &Path) -> Vec<PathBuf> {
     }
     folders.retain(|folder| folder.is_dir());
     folders
+}
+
+/// The major version of CUDA of the wheel that has the library `file`, by the name of its package:
+/// 12 for `nvidia/nccl/lib/libnccl.so.2` beside `nvidia_nccl_cu12-2.27.3.dist-info`. `None` if the
+/// file is of no wheel, or of packages for several versions.
+pub(super) fn wheel_cuda(file: &Path) -> Option<u32> {
+    let library = file.parent().filter(|folder| folder.ends_with("lib"))?;
+    let wheel = library.parent()?;
+    let nvidia = wheel.parent().filter(|folder| folder.ends_with("nvidia"))?;
+    let start = format!("nvidia_{}_cu", wheel.file_name()?.to_str()?);
+    let major = |package: PathBuf| {
+        let name = package.file_name()?.to_str()?.strip_suffix(".dist-info")?;
+        name.strip_prefix(&start)?.split_once('-')?.0.parse::<u32>().ok()
+    };
+    let majors: BTreeSet<u32> = children(nvidia.parent()?).into_iter().filter_map(major).collect();
+    majors.first().copied().filter(|_| majors.len() == 1)
 }
 
 fn is_python(folder: &Path) -> bool {
@@ -356,6 +430,56 @@ mod tests {
         // A program that lies elsewhere has no environment.
         let found = places(|_| None, Some(&root.join("env/onebox")));
         assert_eq!(found[0], Place { name: SYSTEM, folders: Vec::new() });
+    }
+
+    #[test]
+    fn an_environment_that_sees_the_packages_of_its_parent_has_them_behind_its_own() {
+        let scratch = Scratch::new("library-parents");
+        let wheel = |path: &str| scratch.folder(&format!("{path}/nvidia/nccl/lib"));
+        let own = wheel("env/lib/python3.12/site-packages");
+        let parent = wheel("base/lib/python3.12/site-packages");
+        let packages = wheel("base/lib/python3/dist-packages");
+        wheel("base/lib/python3.9/site-packages");
+        let home = scratch.folder("base/bin");
+        let root = scratch.0.clone();
+        let found = |config: &str| -> Vec<(&'static str, Vec<PathBuf>)> {
+            std::fs::write(root.join("env/pyvenv.cfg"), config).unwrap();
+            let variable = |name: &str| (name == "VIRTUAL_ENV").then(|| root.join("env").into());
+            let all = places(variable, Some(&root.join("env/bin/onebox")));
+            let all = all.into_iter().filter(|place| !place.name.starts_with('/'));
+            all.map(|place| (place.name, place.folders)).collect()
+        };
+        let sees = |what: &str| {
+            format!("home = {}\nInclude-System-Site-Packages = {what}\n", home.display())
+        };
+        let (own, parent) = (vec![own], vec![parent, packages]);
+        let (active, of_active) = ("VIRTUAL_ENV", "the parent of VIRTUAL_ENV");
+        let all = [
+            (OWN_ENVIRONMENT, own.clone()),
+            (OWN_PARENT, parent.clone()),
+            (active, own.clone()),
+            (of_active, parent),
+            (SYSTEM, vec![]),
+        ];
+        assert_eq!(found(&sees("true")), all);
+        let alone = [(OWN_ENVIRONMENT, own.clone()), (active, own), (SYSTEM, vec![])];
+        for config in ["", "home = bin\ninclude-system-site-packages = true\n", &sees("false")] {
+            assert_eq!(found(config), alone, "{config}");
+        }
+    }
+
+    #[test]
+    fn the_cuda_version_of_a_wheel_is_in_the_name_of_its_package() {
+        let scratch = Scratch::new("library-wheels");
+        let file = scratch.folder("site-packages/nvidia/nccl/lib").join("libnccl.so.2");
+        let cuda = |package: &str| {
+            scratch.folder(&format!("site-packages/{package}"));
+            wheel_cuda(&file)
+        };
+        assert_eq!(cuda("nvidia_cudnn_cu12-9.19.0.dist-info"), None, "another library");
+        assert_eq!(cuda("nvidia_nccl_cu13-2.27.5.dist-info"), Some(13));
+        assert_eq!(cuda("nvidia_nccl_cu12-2.27.3.dist-info"), None, "either wheel may have it");
+        assert_eq!(wheel_cuda(Path::new("/usr/lib/libnccl.so.2")), None);
     }
 
     #[test]

@@ -227,8 +227,8 @@ impl Gpu {
                 self.launch(op, stream, &launch)?;
             }
         }
-        let apart = gemm.epilogue.apart(gemm.a, gemm.c).filter(|_| !fused);
-        apart.map_or(Ok(()), |apart| self.kernels(op, stream, &apart))
+        let separate_op = gemm.epilogue.separate_op(gemm.a, gemm.c).filter(|_| !fused);
+        separate_op.map_or(Ok(()), |separate_op| self.kernels(op, stream, &separate_op))
     }
 
     /// Launches the kernels of `work`, which is `op` or a part of it.

@@ -1,7 +1,7 @@
 //! Finds the parts of CUDA on this machine. It runs before other code uses CUDA, and never panics.
 
 use super::driver::{self, Context};
-use super::libraries::{LibraryFile, dotted};
+use super::libraries::{LibraryFile, dotted, wheel_cuda};
 use super::{blaslt, cudnn, nccl, nvrtc};
 use crate::threads::panics;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,6 +37,8 @@ pub struct LibraryInfo {
     pub version: Result<String, String>,
     /// The file of the library, if it was found.
     pub file: Option<LibraryFile>,
+    /// Major version of CUDA of the wheel that has the file, if the name of its package tells it.
+    pub wheel_cuda: Option<u32>,
     /// Other files that onebox loads for the library.
     pub parts: Vec<PathBuf>,
     /// Whether training on GPUs needs the library.
@@ -129,6 +131,33 @@ impl Probe {
         self.libraries.iter().filter_map(one).collect()
     }
 
+    /// Optional libraries whose wheels are for a CUDA version that this driver or these GPUs do not
+    /// support: name, reason and remedy. Their own versions do not tell their CUDA version.
+    pub fn unfit_wheels(&self) -> Vec<(&'static str, String, String)> {
+        let Some(driver) = self.driver.as_ref().ok().and_then(|text| major(text)) else {
+            return Vec::new();
+        };
+        let dropped = self.gpus.iter().min_by_key(|gpu| gpu.sm).filter(|gpu| gpu.sm < TURING);
+        let one = |library: &LibraryInfo| {
+            let version = library.version.as_ref().ok().filter(|_| !library.required)?;
+            let cuda = i32::try_from(library.wheel_cuda?).ok()?;
+            let of_wheel = format!("{version} is of a wheel for CUDA {cuda}");
+            let (why, fitting) = match dropped {
+                Some(GpuInfo { ordinal, name, sm, .. }) if cuda >= WITHOUT_VOLTA => {
+                    (format!("which has no code for GPU {ordinal}, {name}, sm_{sm}"), 12)
+                }
+                _ if cuda > driver => (format!("and the driver is for CUDA {driver}"), driver),
+                _ => return None,
+            };
+            let package = library.name.to_lowercase();
+            let remedy = format!(
+                "pip uninstall nvidia-{package}-cu{cuda}, then pip install nvidia-{package}-cu{fitting}"
+            );
+            Some((library.name, format!("{of_wheel}, {why}"), remedy))
+        };
+        self.libraries.iter().filter_map(one).collect()
+    }
+
     /// Whether NCCL was found.
     pub fn has_nccl(&self) -> bool {
         self.libraries.iter().any(|l| l.name == NCCL && l.version.is_ok())
@@ -183,7 +212,8 @@ pub fn probe() -> Probe {
     };
     let library = |name, required, version: Result<String, String>, file: fn() -> FoundFile| {
         let file = version.is_ok().then(|| guarded(file).ok()).flatten();
-        LibraryInfo { name, version, file, parts: Vec::new(), required }
+        let wheel_cuda = file.as_ref().and_then(|file| wheel_cuda(&file.path));
+        LibraryInfo { name, version, file, wheel_cuda, parts: Vec::new(), required }
     };
     let mut compiler = library(NVRTC, true, guarded(nvrtc_version), nvrtc::file);
     let mut architectures = None;

@@ -66,7 +66,7 @@ struct Watch {
     peers: Arc<Peers>,
     communicators: Vec<Arc<NcclCommunicator>>,
     state: Mutex<State>,
-    turned: Condvar,
+    changed: Condvar,
 }
 
 pub(super) struct Watchdog {
@@ -102,7 +102,7 @@ impl Watchdog {
             peers: Arc::clone(peers),
             communicators: communicators.iter().flatten().cloned().collect(),
             state: Mutex::new(state),
-            turned: Condvar::new(),
+            changed: Condvar::new(),
         });
         let (watching, name) = (Arc::clone(&watch), format!("watch {}", shared.rank.index()));
         let thread = std::thread::Builder::new().name(name).spawn(move || watching.run());
@@ -141,7 +141,7 @@ impl Watchdog {
         }
         drop(state);
         if wakes {
-            self.watch.turned.notify_one();
+            self.watch.changed.notify_one();
         }
         Ok(())
     }
@@ -155,7 +155,7 @@ impl Watchdog {
 impl Drop for Watchdog {
     fn drop(&mut self) {
         self.watch.lock().closed = true;
-        self.watch.turned.notify_one();
+        self.watch.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -185,7 +185,7 @@ impl Watch {
         let mut state = self.lock();
         while !state.closed && bound.is_ok() {
             if state.is_idle() {
-                state = self.turned.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
             drop(state);
@@ -209,7 +209,7 @@ impl Watch {
                 }
             }
             state =
-                self.turned.wait_timeout(state, LOOK).map_or_else(|e| e.into_inner().0, |w| w.0);
+                self.changed.wait_timeout(state, LOOK).map_or_else(|e| e.into_inner().0, |w| w.0);
         }
     }
 

@@ -4,10 +4,12 @@
 mod access;
 mod check;
 mod family;
+mod heads;
 pub(crate) mod lane;
 pub(crate) mod task;
 
 pub use access::Mode;
+pub use heads::{HeadNorm, HeadNormGrads, Heads, Scores, WidthNorm};
 
 pub(crate) use family::Family;
 use task::{DeviceOp, HostOp};
@@ -53,56 +55,13 @@ impl Dropout {
     pub const NONE: Self = Self { p: 0.0, key: 0, first_row: 0 };
 }
 
-/// Shape of an attention op. A row of `qkv` (B T, (H + 2 K) D) has H heads of q, then K heads of k
-/// and K heads of v. Each run of H / K heads of queries shares a head of keys and values
-/// (grouped-query attention, arXiv 2305.13245).
+/// The activation of a gate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Heads {
-    /// H: number of this rank's heads of queries.
-    pub count: usize,
-    /// K: number of this rank's heads of keys and values. It divides `count`.
-    pub kv_count: usize,
-    /// Global number of this rank's first head.
-    pub first: usize,
-    /// Number of heads of queries of all ranks.
-    pub total: usize,
-    /// T: tokens per sample.
-    pub seq_len: usize,
-}
-
-impl Heads {
-    /// D: number of elements of a head, from the number of columns of `qkv`.
-    pub const fn dim(&self, columns: usize) -> usize {
-        columns / (self.count + 2 * self.kv_count)
-    }
-
-    /// Number of heads of queries that share a head of keys and values.
-    pub const fn group(&self) -> usize {
-        self.count / self.kv_count
-    }
-}
-
-/// The norm of each head of q and k before the rotation (Qwen3): x / sqrt(mean(x^2) + `epsilon`)
-/// gain.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct HeadNorm {
-    /// Gain of q (D).
-    pub q_gain: Tensor,
-    /// Gain of k (D).
-    pub k_gain: Tensor,
-    /// q and k before the norm (B T, (H + K) D).
-    pub raw: Tensor,
-    /// Constant that is added to the mean square.
-    pub epsilon: f32,
-}
-
-/// Gradients of the gains of a [`HeadNorm`], (D) each, summed over this rank's heads.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct HeadNormGrads {
-    /// Gradient of q's gain.
-    pub q_gain: Tensor,
-    /// Gradient of k's gain.
-    pub k_gain: Tensor,
+pub enum Gate {
+    /// silu(z) = z / (1 + e^-z).
+    Silu,
+    /// gelu(z), tanh form.
+    Gelu,
 }
 
 /// The columns of vocabulary-parallel logits that a rank holds.
@@ -126,7 +85,7 @@ pub(crate) const fn run_of_maxima(len: usize) -> usize {
 }
 
 /// An additional step of a matmul. If the GPU's library has the step, it saves a pass over memory.
-/// Otherwise the op of [`apart`](Self::apart) follows the matmul.
+/// Otherwise the op of [`separate_op`](Self::separate_op) follows the matmul.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[expect(missing_docs, reason = "each variant's formula names its fields")]
 pub enum Epilogue {
@@ -151,7 +110,7 @@ impl Epilogue {
     }
 
     /// The op that does the epilogue's work after a matmul with operand `a` and result `c`.
-    pub const fn apart(self, a: Tensor, c: Tensor) -> Option<Op> {
+    pub const fn separate_op(self, a: Tensor, c: Tensor) -> Option<Op> {
         match self {
             Self::None => None,
             Self::Gelu { y } => Some(Op::Gelu { x: c, y }),
@@ -241,18 +200,26 @@ pub enum Op {
     /// infinity if a value of the run is not finite.
     Maxima { x: Tensor, maxima: Tensor },
     /// scale (1) F32 = [`numerics::fp8_scale`](crate::numerics::fp8_scale) of the largest of
-    /// `maxima`; y (m, n) = x (m, n) / scale, and `turned` (n, m) = the same transposed, in one fp8
-    /// format.
-    Quantize { x: Tensor, maxima: Tensor, y: Option<Tensor>, turned: Option<Tensor>, scale: Tensor },
-    /// y (B T, C) = rows of the table (V/tp, C). A row is zero if another rank has its token, or if
-    /// the token is negative.
-    Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, y: Tensor },
-    /// d_table += sums of the rows of d_y by token. `order`: positions sorted by token (stable).
+    /// `maxima`; y (m, n) = x (m, n) / scale; `transposed` (n, m) = the transpose of y. Both have
+    /// one fp8 format.
+    Quantize {
+        x: Tensor,
+        maxima: Tensor,
+        y: Option<Tensor>,
+        transposed: Option<Tensor>,
+        scale: Tensor,
+    },
+    /// y (B T, C) = scale times rows of the table (V/tp, C), rounded once. A row is zero if another
+    /// rank has its token, or if the token is negative.
+    Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, scale: f32, y: Tensor },
+    /// d_table += scale times the sums of the rows of d_y by token. `order`: positions sorted by
+    /// token (stable).
     EmbeddingBackward {
         tokens: Tensor,
         order: Tensor,
         d_y: Tensor,
         shard: VocabShard,
+        scale: f32,
         d_table: Tensor,
     },
     /// x (rows, C) += row (first_row + r) mod T of the table (T, C), minus the row's start.
@@ -273,23 +240,27 @@ pub enum Op {
         d_gain: Tensor,
         d_bias: Tensor,
     },
-    /// y = x / sqrt(mean(x^2) + epsilon) gain by row; stats (rows) F32 = 1/root (RMSNorm, arXiv
-    /// 1910.07467).
-    RmsNorm { x: Tensor, gain: Tensor, y: Tensor, stats: Tensor, epsilon: f32 },
-    /// d_x = (add ? d_x : 0) + the gradient with respect to x; overwrites d_gain.
+    /// y = x / sqrt(mean(x^2) + epsilon) (gain + offset) by row; stats (rows) F32 = 1/root (RMSNorm,
+    /// arXiv 1910.07467). `offset` is 0, or 1 if the gains are stored as differences from 1. x and y
+    /// may have different storage types.
+    RmsNorm { x: Tensor, gain: Tensor, offset: f32, y: Tensor, stats: Tensor, epsilon: f32 },
+    /// d_x = (add ? d_x : 0) + the gradient with respect to x; overwrites d_gain. d_x and d_y may
+    /// have different storage types.
     RmsNormBackward {
         x: Tensor,
         gain: Tensor,
+        offset: f32,
         stats: Tensor,
         d_y: Tensor,
         d_x: Tensor,
         add: bool,
         d_gain: Tensor,
     },
-    /// Applies `norm`, if any, to each head of q and k, and rotates it by its position, in place
-    /// (arXiv 2104.09864). With x1 and x2 the halves of a head and a = angles of the position: (x1,
-    /// x2) = (x1 cos a - x2 sin a, x2 cos a + x1 sin a). `table` (T, D) F32 = cosines of D/2
-    /// angles, then their sines. Row r of `qkv` has position r mod T, minus its start.
+    /// Applies `norm`, if any, to each head of q and k, and rotates the first d <= D elements of the
+    /// head by its position, in place (arXiv 2104.09864); d and D are even. With x1 and x2 the halves
+    /// of these elements and a = angles of the position: (x1, x2) = (x1 cos a - x2 sin a, x2 cos a +
+    /// x1 sin a). `table` (T, d) F32 = cosines of d/2 angles, then their sines. Row r of `qkv` has
+    /// position r mod T, minus its start.
     Rotary {
         qkv: Tensor,
         table: Tensor,
@@ -306,19 +277,29 @@ pub enum Op {
         starts: Option<Tensor>,
         norm: Option<(HeadNorm, HeadNormGrads)>,
     },
-    /// y (rows, F) = silu(gate) up, where x (rows, 2 F) = gate, then up; silu(z) = z / (1 + e^-z)
-    /// (arXiv 2002.05202).
-    SwiGlu { x: Tensor, y: Tensor },
+    /// Copies q and k of qkv (B T, (H + 2 K) D) to raw (B T, (H + K) D). sums (B T, 2) F32 = sums of
+    /// squares of q's and of k's columns of this rank.
+    WidthNormSums { qkv: Tensor, raw: Tensor, heads: Heads, sums: Tensor },
+    /// q and k of qkv (B T, (H + 2 K) D) = raw (B T, (H + K) D) / sqrt(sums / widths + epsilon) gain.
+    WidthNorm { qkv: Tensor, raw: Tensor, norm: WidthNorm },
+    /// dots (B T, 2) F32 = sums of d_qkv gain raw over q's and over k's columns of this rank.
+    WidthNormBackwardSums { d_qkv: Tensor, raw: Tensor, norm: WidthNorm, dots: Tensor },
+    /// Replaces the gradients of q and k in d_qkv by the gradients of q and k before the norm. `dots`
+    /// (B T, 2) F32 are sums over the columns of all ranks. Overwrites d_gain (1, (H + K) D), summed
+    /// over the rows in a fixed order.
+    WidthNormBackward { d_qkv: Tensor, raw: Tensor, norm: WidthNorm, dots: Tensor, d_gain: Tensor },
+    /// y (rows, F) = gate(z) up, where x (rows, 2 F) = z, then up (arXiv 2002.05202).
+    SwiGlu { x: Tensor, y: Tensor, gate: Gate },
     /// Replaces x (rows, 2 F) by its gradient, computed from d (rows, F).
-    SwiGluBackward { x: Tensor, d: Tensor },
+    SwiGluBackward { x: Tensor, d: Tensor, gate: Gate },
     /// y = gelu(x), tanh form.
     Gelu { x: Tensor, y: Tensor },
     /// d = d gelu'(x), in place.
     GeluBackward { x: Tensor, d: Tensor },
     /// y (n) = sums over the rows of x (m, n), in an order that depends on m alone.
     ColumnSum { x: Tensor, y: Tensor },
-    /// out (B T, H D) = causal softmax(q k' / sqrt(D)) v with dropout of the weights; lse (B, H, T)
-    /// F32 = log of the sums.
+    /// out (B T, H D) = causal softmax(scores) v with dropout of the weights; lse (B, H, T) F32 = log
+    /// of the sums. [`Scores`] says how scores follow from q k', and which keys a query sees.
     Attention {
         qkv: Tensor,
         out: Tensor,
@@ -326,6 +307,7 @@ pub enum Op {
         heads: Heads,
         starts: Option<Tensor>,
         dropout: Dropout,
+        scores: Scores,
     },
     /// d_qkv from d_out. Recomputes the weights from qkv and lse.
     AttentionBackward {
@@ -337,23 +319,28 @@ pub enum Op {
         heads: Heads,
         starts: Option<Tensor>,
         dropout: Dropout,
+        scores: Scores,
     },
-    /// out (1, H D) = softmax(q k' / sqrt(D)) v of one new token with queries q (1, H D). Each row
-    /// of the KV cache `cache` (n, 2 K D) has the keys and then the values of K heads of one token.
-    /// The last row is the new token's.
-    CachedAttention { q: Tensor, cache: Tensor, out: Tensor, heads: Heads },
+    /// out (1, H D) = softmax(scores) v of one new token with queries q (1, H D). Each row of the KV
+    /// cache `cache` (n, 2 K D) has the keys and then the values of K heads of one token. The last
+    /// row is the new token's. The token sees all rows: with a window, `cache` has the rows of the
+    /// window alone, and `scores` has no window.
+    CachedAttention { q: Tensor, cache: Tensor, out: Tensor, heads: Heads, scores: Scores },
     /// y (n, w) = the last w columns of x (n, m): keys and values for the KV cache.
     LastColumns { x: Tensor, y: Tensor },
-    /// y = residual + dropout(x + bias).
+    /// y = residual + scale dropout(x + bias).
     BiasDropoutAdd {
         x: Tensor,
         bias: Option<Tensor>,
         residual: Tensor,
         y: Tensor,
         dropout: Dropout,
+        scale: f32,
     },
-    /// y = dropout(x). x and y may be the same. The backward pass is the same op on gradients.
-    Dropout { x: Tensor, y: Tensor, dropout: Dropout },
+    /// y = scale dropout(x). x and y may be the same. The backward pass is the same op on gradients.
+    Dropout { x: Tensor, y: Tensor, dropout: Dropout, scale: f32 },
+    /// logits = z, where z = scale logits; with a cap c, logits = c tanh(z / c). In place.
+    CapLogits { logits: Tensor, scale: f32, cap: Option<f32> },
     /// y (rows) F32 = maximum over the valid columns of x (rows, V/tp).
     RowMax { x: Tensor, y: Tensor, shard: VocabShard },
     /// sums (2, rows) F32 = [sum of exp(logit - max), logit of the target - max (0 if another rank
@@ -369,7 +356,9 @@ pub enum Op {
     /// count 0.
     CrossEntropyLoss { sums: Tensor, targets: Tensor, loss: Tensor },
     /// Replaces logits by their gradient: (softmax - one-hot) times `scale` (1, F64, on the device)
-    /// times factor; 0 in padded columns and in rows with a negative target.
+    /// times factor; 0 in padded columns and in rows with a negative target. With a cap c, the logits
+    /// are those that [`CapLogits`](Self::CapLogits) capped: the gradient is also multiplied by the
+    /// slope 1 - (logit / c)^2. The scale of `CapLogits` belongs into `factor`.
     CrossEntropyBackward {
         logits: Tensor,
         max: Tensor,
@@ -378,6 +367,7 @@ pub enum Op {
         shard: VocabShard,
         scale: Tensor,
         factor: f32,
+        cap: Option<f32>,
     },
     /// into += x.
     Add { x: Tensor, into: Tensor },
@@ -432,6 +422,12 @@ impl Op {
             Self::RmsNormBackward { .. } => "rms_norm_backward",
             Self::Rotary { .. } => "rotary",
             Self::RotaryBackward { .. } => "rotary_backward",
+            Self::WidthNormSums { .. } => "width_norm_sums",
+            Self::WidthNorm { .. } => "width_norm",
+            Self::WidthNormBackwardSums { .. } => "width_norm_backward_sums",
+            Self::WidthNormBackward { .. } => "width_norm_backward",
+            Self::SwiGlu { gate: Gate::Gelu, .. } => "geglu",
+            Self::SwiGluBackward { gate: Gate::Gelu, .. } => "geglu_backward",
             Self::SwiGlu { .. } => "swiglu",
             Self::SwiGluBackward { .. } => "swiglu_backward",
             Self::Gelu { .. } => "gelu",
@@ -443,6 +439,7 @@ impl Op {
             Self::LastColumns { .. } => "last_columns",
             Self::BiasDropoutAdd { .. } => "bias_dropout_add",
             Self::Dropout { .. } => "dropout",
+            Self::CapLogits { .. } => "cap_logits",
             Self::RowMax { .. } => "row_max",
             Self::CrossEntropyStats { .. } => "cross_entropy_stats",
             Self::CrossEntropyLoss { .. } => "cross_entropy_loss",
@@ -467,11 +464,12 @@ impl Op {
             Self::Gemm { a, b, .. } | Self::ScaledGemm { a, b, .. } => {
                 2.0 * a.len() as f64 * b.shape().1 as f64
             }
-            // Causal: half of the square; a sample counts as one document. The forward pass has two
-            // matmuls of that size, and the backward pass has five.
-            Self::Attention { out, heads, .. } => 2.0 * out.len() as f64 * heads.seq_len as f64,
-            Self::AttentionBackward { out, heads, .. } => {
-                5.0 * out.len() as f64 * heads.seq_len as f64
+            // The forward pass has two matmuls of the visible pairs, and the backward pass has five.
+            Self::Attention { out, heads, scores, .. } => {
+                2.0 * out.len() as f64 * scores.flops_per_element(heads.seq_len)
+            }
+            Self::AttentionBackward { out, heads, scores, .. } => {
+                5.0 * out.len() as f64 * scores.flops_per_element(heads.seq_len)
             }
             Self::Host { task, .. } => task.flops(),
             Self::Task { task } => task.flops(),

@@ -1,4 +1,4 @@
-//! Compares a checkpoint's config with that of the resuming run: the effect of each changed key.
+//! Compares a checkpoint's config with the resuming run's config: the effect of each changed key.
 
 use super::manifest::DataIdentity;
 use super::read::broken;

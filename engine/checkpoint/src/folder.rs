@@ -49,8 +49,29 @@ pub fn newest_until(
     last: u64,
 ) -> Result<(Option<Checkpoint>, Vec<BrokenCheckpoint>), CheckpointError> {
     let steps = entries(folder, &[""]).map_err(unreadable(folder.path()))?;
+    newest_of(folder, steps.into_iter().filter(|(step, _)| *step <= last).collect())
+}
+
+/// Like [`newest`], with the names that [`restore`] would give; this function changes no name.
+///
+/// # Errors
+/// As for [`newest`].
+pub fn newest_as_restored(
+    folder: &Directory,
+) -> Result<(Option<Checkpoint>, Vec<BrokenCheckpoint>), CheckpointError> {
+    let mut all = entries(folder, &["", REPLACED]).map_err(unreadable(folder.path()))?;
+    // Of two checkpoints of a step, the one with the bare name stays and sorts first.
+    all.dedup_by_key(|(step, _)| *step);
+    newest_of(folder, all)
+}
+
+/// The last complete one of the checkpoints `all`, oldest first, and the faults of newer ones.
+fn newest_of(
+    folder: &Directory,
+    all: Vec<(u64, String)>,
+) -> Result<(Option<Checkpoint>, Vec<BrokenCheckpoint>), CheckpointError> {
     let mut refused = Vec::new();
-    for (step, name) in steps.into_iter().rev().filter(|(step, _)| *step <= last) {
+    for (step, name) in all.into_iter().rev() {
         match open_in(folder, step, &name) {
             Ok(checkpoint) => return Ok((Some(checkpoint), refused)),
             Err(error) if error.is_of_the_system() => return Err(error),
@@ -148,7 +169,16 @@ fn is_set_aside(file: &str) -> bool {
 /// # Errors
 /// The first checkpoint that cannot be removed.
 pub fn remove_all(run: &Directory) -> io::Result<()> {
-    let folder = match run.leads_to(CHECKPOINTS) {
+    remove_checkpoints(run, CHECKPOINTS)
+}
+
+/// Removes every checkpoint in the folder `name` of the run directory `run`, and the folder if it is
+/// empty then.
+///
+/// # Errors
+/// The first checkpoint that cannot be removed.
+pub(crate) fn remove_checkpoints(run: &Directory, name: &str) -> io::Result<()> {
+    let folder = match run.leads_to(name) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
     };
@@ -159,7 +189,7 @@ pub fn remove_all(run: &Directory) -> io::Result<()> {
     }
     let hints = [LATEST, GROWING].map(|name| folder.remove_file(name));
     // The folder stays if it holds other files.
-    drop((hints, run.remove_empty(CHECKPOINTS)));
+    drop((hints, run.remove_empty(name)));
     Ok(())
 }
 
@@ -182,15 +212,37 @@ pub(crate) fn exchange_by_steps(folder: &Directory, new: &str, name: &str) -> io
     folder.rename(&old, new)
 }
 
+/// A checkpoint without its name, since a process was killed while another checkpoint of the same
+/// step took that name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplacedCheckpoint {
+    /// Name that it has now.
+    pub now: String,
+    /// Its own name.
+    pub name: String,
+    /// Whether the other checkpoint has the name.
+    pub is_replaced: bool,
+}
+
+/// The checkpoints in `folder` that [`restore`] renames or removes.
+///
+/// # Errors
+/// Returns the error of the file system.
+pub fn replaced(folder: &Directory) -> io::Result<Vec<ReplacedCheckpoint>> {
+    let one = |(step, now)| {
+        let name = checkpoint_name(step);
+        ReplacedCheckpoint { is_replaced: folder.has(&name), now, name }
+    };
+    Ok(entries(folder, &[REPLACED])?.into_iter().map(one).collect())
+}
+
 /// Gives a checkpoint its name back if a process was killed while another one of the same step took
 /// that name. If the other one has the name, the checkpoint is removed.
 ///
 /// # Errors
 /// Returns the error of the file system.
 pub fn restore(folder: &Directory) -> io::Result<()> {
-    for (step, old) in entries(folder, &[REPLACED])? {
-        let name = checkpoint_name(step);
-        let is_replaced = folder.has(&name);
+    for ReplacedCheckpoint { now: old, name, is_replaced } in replaced(folder)? {
         let to = if is_replaced { format!("{name}.old") } else { name };
         match folder.rename(&old, &to) {
             // Another process of this run was faster.
@@ -211,7 +263,7 @@ pub fn clean(folder: &Directory) -> io::Result<()> {
     entries(folder, &[".tmp", ".old"])?.iter().try_for_each(|(_, name)| folder.remove(name))
 }
 
-/// Removes the checkpoints before `oldest`, except those of the steps `kept`.
+/// Removes the checkpoints before `oldest`, except the checkpoints of the steps `kept`.
 pub fn retain_from(folder: &Directory, oldest: u64, kept: &[u64]) -> io::Result<()> {
     remove_those(folder, |step| step < oldest && !kept.contains(&step))
 }
@@ -331,6 +383,10 @@ mod tests {
             (&[(replaced, "old"), (name, "new")][..], "new"),
         ] {
             let (opened, folder) = made(killed);
+            let is_replaced = kept == "new";
+            let expected =
+                ReplacedCheckpoint { now: replaced.into(), name: name.into(), is_replaced };
+            assert_eq!(super::replaced(&opened).unwrap(), [expected]);
             restore(&opened).unwrap();
             assert_eq!(left(&folder).get(name).map(String::as_str), Some(kept));
             assert!(!left(&folder).contains_key(replaced));
@@ -357,6 +413,9 @@ mod tests {
                 set_aside(&run.leads_to(CHECKPOINTS).unwrap(), &checkpoint_name(2)).unwrap(),
                 to
             );
+        }
+        for ending in ["", ".tmp", ".old", REPLACED] {
+            fs::create_dir(folder.join(checkpoint_name(4) + ending)).unwrap();
         }
         let theirs = ["step-2.broken", "step-00000002.broken-02", "step-00000002.broken.kept"];
         theirs.iter().for_each(|name| fs::create_dir(folder.join(name)).unwrap());

@@ -373,7 +373,7 @@ mod tests {
         let one = |fields: &str| format!("{{\"a\":{fields}}}");
         let good = tensor("F32", "[1]", 0, 4);
         assert!(foreign(&one(&good), 4).is_ok());
-        for (json, data, said) in [
+        for (json, data, message) in [
             (two(&good, &good), 4, "overlaps"),
             (two(&tensor("F32", "[2]", 0, 8), &tensor("F32", "[2]", 4, 12)), 12, "overlaps"),
             (two(&good, &tensor("F32", "[1]", 8, 12)), 12, "hole"),
@@ -403,7 +403,7 @@ mod tests {
             (format!("{{\"a\":{}", "[".repeat(100_000)), 4, "its header"),
         ] {
             let why = foreign(&json, data).unwrap_err();
-            assert!(why.contains(said) && !why.contains('\u{1b}'), "{json:.200}: {why}");
+            assert!(why.contains(message) && !why.contains('\u{1b}'), "{json:.200}: {why}");
         }
     }
 }

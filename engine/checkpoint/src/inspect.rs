@@ -139,7 +139,8 @@ pub fn open_chosen(
     Ok(ChosenCheckpoint { checkpoint, reason, broken: faults })
 }
 
-/// The best checkpoint by the newest of `all` whose manifest is intact, and faults of newer ones.
+/// The best checkpoint by the newest of `all` whose manifest is intact, and faults of newer
+/// checkpoints.
 ///
 /// # Errors
 /// The system cannot read a manifest, which may still be intact.

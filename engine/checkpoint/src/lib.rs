@@ -4,7 +4,8 @@
 //!
 //! Invariant: a directory named `step-N` is complete and durable. It is written as `step-N.tmp` and
 //! renamed when every byte is on the disk. Before removal it is renamed to `step-N.old`,
-//! and while another one takes its name to `step-N.replaced` if names cannot be exchanged.
+//! and while another one takes its name to `step-N.replaced` if names cannot be exchanged. A command
+//! that writes a whole run has all of its checkpoints in `.checkpoints.tmp` until they are complete.
 
 // The crate `files` opens, creates, reads and renames files.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
@@ -30,8 +31,9 @@ pub use compare::{Difference, differences_of};
 pub use disk_space::room;
 use files::path_text::ShownPath;
 pub use folder::{
-    gone, newest, newest_name, newest_step_until, newest_until, open_named, open_step,
-    remove_after, remove_all, restore, set_aside, sizes,
+    ReplacedCheckpoint, gone, newest, newest_as_restored, newest_name, newest_step_until,
+    newest_until, open_named, open_step, remove_after, remove_all, replaced, restore, set_aside,
+    sizes,
 };
 pub use read::{Checkpoint, CheckpointReader, Summary, TensorState};
 pub use run_folder::RunFolder;

@@ -33,9 +33,9 @@ const DECISION: [usize; 5] = [
     control::VARIANCE_CORRECTION,
 ];
 
-/// The states that are saved of every tensor; `late` adds the gradient of a delayed update.
-pub fn states(late: bool) -> &'static [&'static str] {
-    &STATES[..3 + usize::from(late)]
+/// The states that are saved of every tensor; `is_delayed` adds the gradient of a delayed update.
+pub fn states(is_delayed: bool) -> &'static [&'static str] {
+    &STATES[..3 + usize::from(is_delayed)]
 }
 
 /// A 128-bit xxh3 hash in lower-case hexadecimal.
@@ -103,8 +103,8 @@ pub struct Control {
     good_steps: u64,
     hysteresis_left: i64,
     /// The decision for an update that is delayed to the next step, as bits of F64.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    late: Option<[u64; 5]>,
+    #[serde(default, rename = "late", skip_serializing_if = "Option::is_none")]
+    delayed: Option<[u64; 5]>,
     /// The fraction of recent steps that were clipped or skipped, as bits of F64; `None` means 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     clipped: Option<u64>,
@@ -115,11 +115,12 @@ pub struct Control {
 #[serde(deny_unknown_fields)]
 pub(crate) struct DataIdentity {
     tokens: usize,
-    held_out_windows: usize,
+    #[serde(rename = "held_out_windows")]
+    validation_windows: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     train_hash: Option<Hash>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    held_out_hash: Option<Hash>,
+    #[serde(default, rename = "held_out_hash", skip_serializing_if = "Option::is_none")]
+    validation_hash: Option<Hash>,
 }
 
 /// The file of one rank.
@@ -155,10 +156,10 @@ pub(crate) struct RangeEntry {
 }
 
 impl Control {
-    /// Reads the control block `words`. `late` says whether the update of this decision is delayed.
-    pub fn of(words: &[f64; control::WORDS], scaled: bool, late: bool) -> Self {
+    /// Reads the control block `words`. `is_delayed`: whether this decision's update is delayed.
+    pub fn of(words: &[f64; control::WORDS], scaled: bool, is_delayed: bool) -> Self {
         Self {
-            late: late.then(|| DECISION.map(|word| words[word].to_bits())),
+            delayed: is_delayed.then(|| DECISION.map(|word| words[word].to_bits())),
             scaled,
             applied: words[control::APPLIED] as u64,
             skipped: words[control::SKIPPED] as u64,
@@ -184,7 +185,7 @@ impl Control {
         words[control::APPLIED] = self.applied as f64;
         words[control::SKIPPED] = self.skipped as f64;
         words[control::CLIP_RATE] = self.clipped.map_or(0.0, f64::from_bits);
-        for (word, bits) in DECISION.into_iter().zip(self.late.into_iter().flatten()) {
+        for (word, bits) in DECISION.into_iter().zip(self.delayed.into_iter().flatten()) {
             words[word] = f64::from_bits(bits);
         }
         if self.scaled == scaled {
@@ -206,19 +207,19 @@ impl std::fmt::Display for Control {
 
 impl DataIdentity {
     pub(crate) fn of(data: &Dataset) -> Self {
-        let Identity { train, held_out } = data.identity();
+        let Identity { train, validation } = data.identity();
         let hash = |hash: u128| Some(Hash(format!("{hash:032x}")));
         Self {
             tokens: data.num_tokens(),
-            held_out_windows: data.num_eval_windows(),
+            validation_windows: data.num_eval_windows(),
             train_hash: hash(train),
-            held_out_hash: hash(held_out),
+            validation_hash: hash(validation),
         }
     }
 
     /// Hashes of the training set and the validation set, if both are known.
     pub(crate) fn hashes(&self) -> Option<[&Hash; 2]> {
-        Some([self.train_hash.as_ref()?, self.held_out_hash.as_ref()?])
+        Some([self.train_hash.as_ref()?, self.validation_hash.as_ref()?])
     }
 
     /// Whether both identify the same data: by hashes, or by sizes if one of them has no hashes.
@@ -228,16 +229,16 @@ impl DataIdentity {
             Some((one, other)) => one == other,
             None => self.tokens == other.tokens,
         };
-        same && self.held_out_windows == other.held_out_windows
+        same && self.validation_windows == other.validation_windows
     }
 }
 
 impl std::fmt::Display for DataIdentity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let windows = counted(self.held_out_windows, "held-out window");
+        let windows = counted(self.validation_windows, "validation window");
         write!(f, "{} tokens, {windows}", self.tokens)?;
-        let Some([train, held_out]) = self.hashes() else { return Ok(()) };
-        write!(f, ", xxh3 {} and {}", train.short(), held_out.short())
+        let Some([train, validation]) = self.hashes() else { return Ok(()) };
+        write!(f, ", xxh3 {} and {}", train.short(), validation.short())
     }
 }
 
@@ -271,7 +272,7 @@ impl Manifest {
 
     /// Whether an update is delayed to the next step.
     pub(crate) const fn has_late_update(&self) -> bool {
-        self.control.late.is_some()
+        self.control.delayed.is_some()
     }
 
     /// Names of the states of every tensor.

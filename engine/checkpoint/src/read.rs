@@ -58,7 +58,7 @@ pub(super) struct RangePlace {
 }
 
 impl Checkpoint {
-    /// Opens the directory `path`, whose name must be that of `step`, and checks all of it.
+    /// Opens the directory `path`, which must have the name of `step`, and checks all of it.
     ///
     /// # Errors
     /// [`CheckpointError`] with the file and the tensor that differ from what was written.
@@ -328,9 +328,9 @@ fn check_file(
     manifest: &Manifest,
 ) -> Result<Vec<(usize, RangePlace)>, CheckpointError> {
     let broken = |problem| broken(path, problem);
-    let said = &manifest.files[number];
-    let header = check_header(path, file, said)?;
-    let entries = header::decode_vectors(&header, said.bytes).map_err(broken)?;
+    let file_entry = &manifest.files[number];
+    let header = check_header(path, file, file_entry)?;
+    let entries = header::decode_vectors(&header, file_entry.bytes).map_err(broken)?;
     let mut entries = entries.into_iter();
     let mut found = Vec::new();
     let mut at = header.len() as u64;
@@ -374,11 +374,11 @@ fn check_file(
 fn check_header(
     path: &Path,
     file: &File,
-    said: &manifest::FileEntry,
+    file_entry: &manifest::FileEntry,
 ) -> Result<Vec<u8>, CheckpointError> {
     let bytes = file.metadata().map_err(unreadable(path))?.len();
-    if bytes != said.bytes {
-        let why = format!("it has {bytes} bytes, and was written with {}", said.bytes);
+    if bytes != file_entry.bytes {
+        let why = format!("it has {bytes} bytes, and was written with {}", file_entry.bytes);
         return Err(broken(path, why));
     }
     let mut first = [0; 8];
@@ -386,7 +386,7 @@ fn check_header(
     let length = header::length(first, bytes).map_err(|why| broken(path, why))?;
     let mut header = vec![0; length];
     file.read_exact_at(&mut header, 0).map_err(unreadable(path))?;
-    if Hash::of(&header) != said.header {
+    if Hash::of(&header) != file_entry.header {
         return Err(broken(path, "its header is not what was written".into()));
     }
     Ok(header)

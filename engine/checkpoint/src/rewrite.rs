@@ -70,8 +70,9 @@ pub struct TensorSource<'a> {
 }
 
 /// A complete, durable and checked checkpoint without its final name. It gets the name after all
-/// other files of the run directory exist; so after a killed command the directory has no
-/// checkpoint, and the command can be repeated. Dropping it without a name removes it.
+/// other files of the run directory exist, in an unfinished folder ([`RunFolder::unfinished`]); so
+/// after a killed command the directory has no checkpoint, and the command can be repeated. Dropping
+/// it without a name removes it.
 #[derive(Debug)]
 pub struct SealedCheckpoint {
     folder: RunFolder,

@@ -1,9 +1,10 @@
 //! The checkpoint folder of a run, with checks that it was not moved or replaced.
 
 use super::Checkpoint;
+use super::folder::{clean, remove_checkpoints};
 use files::directory::Directory;
 use files::held::LockedRunDir;
-use files::names::CHECKPOINTS;
+use files::names::{CHECKPOINTS, UNFINISHED_CHECKPOINTS};
 use files::path_text::ShownPath;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -44,6 +45,59 @@ impl RunFolder {
         let (run, name) = parts.ok_or_else(|| io::Error::other("it names no folder"))?;
         let run = LockedRunDir::by_another(Directory::open(run)?);
         Ok(Self { run, name: name.to_owned(), found: Arc::default() })
+    }
+
+    /// The folder for all `count` checkpoints of the new run `run`. They get their names in it, and
+    /// [`publish`](Self::publish) then gives it the name of the checkpoint folder: a kill leaves all
+    /// of them or none. What a killed command left in either folder is removed. If the checkpoint
+    /// folder is a link to a folder elsewhere, it is this folder itself, which can get one checkpoint
+    /// in one step.
+    ///
+    /// # Errors
+    /// One of the folders has other entries, the checkpoint folder is a link and there are several
+    /// checkpoints, or the file system fails.
+    pub fn unfinished(run: &Arc<LockedRunDir>, count: usize) -> io::Result<Self> {
+        let folder = Self::of(run);
+        let directory = run.check()?;
+        if of(&folder.path(), directory.link(CHECKPOINTS))?.is_some() {
+            let why = format!(
+                "it is a link to a folder elsewhere, which cannot get {count} checkpoints in one step: remove the link, and \
+                 move the folder there afterwards"
+            );
+            return match count {
+                1 => Ok(folder),
+                _ => of(&folder.path(), Err(io::Error::other(why))),
+            };
+        }
+        if let Some(found) = folder.find()? {
+            of(found.path(), clean(&found))?;
+            of(found.path(), make_way(directory, CHECKPOINTS))?;
+        }
+        let name = UNFINISHED_CHECKPOINTS;
+        let left = || match directory.link(name)? {
+            // Of a link, only the link itself is removed.
+            Some(_) => directory.remove_file(name),
+            None => remove_checkpoints(directory, name),
+        };
+        of(&directory.called(name), left())?;
+        if directory.has(name) {
+            of(&directory.called(name), make_way(directory, name))?;
+        }
+        Ok(Self { run: Arc::clone(run), name: name.to_owned(), found: Arc::default() })
+    }
+
+    /// Gives an [`unfinished`](Self::unfinished) folder the name of the run's checkpoint folder, in
+    /// one step and durably.
+    ///
+    /// # Errors
+    /// The file system fails, or an entry has got that name meanwhile.
+    pub fn publish(&self) -> io::Result<()> {
+        if self.name == CHECKPOINTS {
+            return Ok(());
+        }
+        let run = self.run.check()?;
+        of(&run.called(CHECKPOINTS), run.rename_new(&self.name, CHECKPOINTS))?;
+        of(run.path(), run.sync())
     }
 
     /// Path of the folder, for messages.
@@ -137,7 +191,78 @@ impl RunFolder {
     }
 }
 
+/// Removes the empty folder `name` of a run's directory.
+fn make_way(run: &Directory, name: &str) -> io::Result<()> {
+    run.remove_empty(name).map_err(|error| match error.kind() {
+        io::ErrorKind::DirectoryNotEmpty => io::Error::other("it has other files: move them away"),
+        _ => error,
+    })
+}
+
 /// Adds the path to the message of an error.
 pub(super) fn of<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
     result.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.shown())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn the_folder_of_a_new_run_gets_its_name_in_one_step_after_what_a_kill_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let run = LockedRunDir::unlocked(folder.path()).unwrap();
+        let (elsewhere, theirs) = (tempfile::tempdir().unwrap(), "step-00000001");
+        fs::create_dir(elsewhere.path().join(theirs)).unwrap();
+        for left in [
+            &["checkpoints/step-00000002.tmp"][..],
+            &[".checkpoints.tmp/step-00000002", ".checkpoints.tmp/step-00000004.tmp"],
+            &[],
+        ] {
+            left.iter().for_each(|left| fs::create_dir_all(at(left)).unwrap());
+            if left.is_empty() {
+                symlink(elsewhere.path(), at(UNFINISHED_CHECKPOINTS)).unwrap();
+            }
+            let new = RunFolder::unfinished(&run, 2).unwrap();
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{left:?}");
+            new.make().unwrap().make("step-00000002").unwrap();
+            assert!(!at(CHECKPOINTS).exists());
+            new.publish().unwrap();
+            assert!(at("checkpoints/step-00000002").exists());
+            assert!(!at(UNFINISHED_CHECKPOINTS).exists());
+            fs::remove_dir_all(at(CHECKPOINTS)).unwrap();
+        }
+        assert!(elsewhere.path().join(theirs).exists(), "a link was followed");
+        // A folder that has got the name meanwhile is not replaced.
+        let new = RunFolder::unfinished(&run, 2).unwrap();
+        new.make().unwrap();
+        fs::create_dir(at(CHECKPOINTS)).unwrap();
+        assert_eq!(new.publish().unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    }
+
+    #[test]
+    fn files_of_others_and_links_are_no_place_for_the_checkpoints_of_a_new_run() {
+        for (theirs, count) in [("checkpoints/notes", 1), (".checkpoints.tmp/notes", 2)] {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join(theirs);
+            fs::create_dir(file.parent().unwrap()).unwrap();
+            fs::write(&file, "mine").unwrap();
+            let run = LockedRunDir::unlocked(folder.path()).unwrap();
+            let why = RunFolder::unfinished(&run, count).unwrap_err().to_string();
+            assert!(why.contains("it has other files") && file.exists(), "{why}");
+        }
+        let (folder, disk) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        symlink(disk.path(), folder.path().join(CHECKPOINTS)).unwrap();
+        let run = LockedRunDir::unlocked(folder.path()).unwrap();
+        let why = RunFolder::unfinished(&run, 2).unwrap_err().to_string();
+        assert!(why.contains("cannot get 2 checkpoints in one step"), "{why}");
+        // One checkpoint gets its name in one step there.
+        let new = RunFolder::unfinished(&run, 1).unwrap();
+        new.make().unwrap().make("step-00000002").unwrap();
+        new.publish().unwrap();
+        assert!(disk.path().join("step-00000002").exists());
+    }
 }

@@ -66,7 +66,7 @@ impl UnfinishedCheckpoint {
         Self::begin_beside(folder, step, make_room)
     }
 
-    /// Creates the checkpoint of `step` beside other unfinished ones of the same command.
+    /// Creates the checkpoint of `step` next to other unfinished checkpoints of the same command.
     pub(crate) fn begin_beside(
         folder: Arc<Directory>,
         step: u64,
@@ -248,8 +248,8 @@ pub fn in_order<E>(pieces: &Pieces, take: &mut dyn FnMut(State) -> Result<(), E>
 /// Source of a rank's states: writes the bytes of the given part of a state into the buffer.
 pub type Fill<'a, E> = dyn FnMut(State, &mut [u8]) -> Result<(), E> + 'a;
 
-/// Writes the file of rank `number` into `folder` and syncs it. If the update is delayed (`late`),
-/// the gradient is a state too. The hashes cover the bytes that `fill` gave.
+/// Writes the file of rank `number` into `folder` and syncs it. If the update is delayed
+/// (`is_delayed`), the gradient is a state too. The hashes cover the bytes that `fill` gave.
 ///
 /// # Errors
 /// The errors of the disk, with the name of the file, and the errors of `fill`.
@@ -257,12 +257,12 @@ pub fn write_file<E: From<io::Error>>(
     number: usize,
     base: &Manifest,
     pieces: &Pieces,
-    late: bool,
+    is_delayed: bool,
     folder: &Directory,
     under_way: &SaveProgress,
     fill: &mut Fill<'_, E>,
 ) -> Result<RankRecord, E> {
-    let states = states(late);
+    let states = states(is_delayed);
     let entries = piece_entries(&base.tensors, states, pieces);
     let header = encode(&entries);
     let path = folder.called(&file_name(number));

@@ -144,13 +144,13 @@ mod tests {
         for format in ["Auto", "Bytes"] {
             let format = format!("data.format={format}");
             let why = with("tokenizer.model", &[&format]).unwrap_err();
-            for said in [
+            for message in [
                 "error: data.tokenizer: `DIR` has no tokenizer.json, and bytes are not the tokens",
                 "does not read its tokenizer.model",
                 "A.from_pretrained(\"DIR\").save_pretrained(\"DIR-tokenizer\")",
                 "`data.tokenizer: None`",
             ] {
-                assert!(why.contains(said), "{said}: {why}");
+                assert!(why.contains(message), "{message}: {why}");
             }
             assert!(with("", &[&format]).unwrap_err().contains("copy the tokenizer.json"));
             with("tokenizer.json", &[&format]).unwrap();
@@ -168,12 +168,12 @@ mod tests {
     #[test]
     fn chats_without_a_tokenizer_json_are_told_of_the_file_that_is_there() {
         let why = with("tokenizer.model", &["data.format=Chat"]).unwrap_err();
-        for said in [
+        for message in [
             "rows of text need a tokenizer",
             "does not read its tokenizer.model",
             "save_pretrained",
         ] {
-            assert!(why.contains(said), "{said}: {why}");
+            assert!(why.contains(message), "{message}: {why}");
         }
         assert!(with("", &["data.format=Chat"]).unwrap_err().contains("copy the tokenizer.json"));
     }

@@ -36,7 +36,7 @@ pub(super) fn check(folder: &Path) -> Result<(), Failure> {
     Err(at(folder)(Problem::Arrow { command }))
 }
 
-/// The command that converts an Arrow file, or the saved data set of which it is a part.
+/// The command that converts an Arrow file, or the saved data set that contains the file.
 pub(super) fn command(path: &Path) -> String {
     match path.parent().filter(|folder| is_saved(folder)) {
         Some(folder) => of_saved(folder, ""),
@@ -64,7 +64,7 @@ fn splits(folder: &Path) -> Option<Vec<String>> {
 
 /// One line for all splits of a data set, with a file for each.
 fn of_splits(folder: &Path, splits: &[String]) -> String {
-    let (from, to) = (literal(folder), literal(&beside(folder, "-")));
+    let (from, to) = (literal(folder), literal(&path_with_ending(folder, "-")));
     match splits {
         [split] => of_saved(folder, split),
         _ => python(&format!(
@@ -74,7 +74,7 @@ fn of_splits(folder: &Path, splits: &[String]) -> String {
 }
 
 fn of_saved(folder: &Path, split: &str) -> String {
-    let (from, to) = (literal(folder), literal(&beside(folder, ".jsonl")));
+    let (from, to) = (literal(folder), literal(&path_with_ending(folder, ".jsonl")));
     let split = match split {
         "" => String::new(),
         split => format!("[{}]", serde_json::Value::from(split)),
@@ -84,8 +84,8 @@ fn of_saved(folder: &Path, split: &str) -> String {
     ))
 }
 
-/// The path of the folder with `ending` behind it.
-fn beside(folder: &Path, ending: &str) -> PathBuf {
+/// The path `folder` with `ending` appended to its last name.
+fn path_with_ending(folder: &Path, ending: &str) -> PathBuf {
     PathBuf::from(format!("{}{ending}", folder.display()))
 }
 

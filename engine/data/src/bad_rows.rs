@@ -209,9 +209,9 @@ impl fmt::Display for BadRows {
         let mut parts = Vec::new();
         if *bad > 0 {
             let mut reasons: Vec<String> = self.reasons.iter().map(Reason::to_string).collect();
-            let told: usize = self.reasons.iter().map(|reason| reason.rows).sum();
-            if *bad > told {
-                reasons.push(format!("and {} more", bad - told));
+            let listed: usize = self.reasons.iter().map(|reason| reason.rows).sum();
+            if *bad > listed {
+                reasons.push(format!("and {} more", bad - listed));
             }
             let named: usize = self.reasons.iter().map(|reason| reason.first.len()).sum();
             if *bad > named && !all {

@@ -9,7 +9,7 @@ pub fn tokenizer_json() -> String {
     format!("{:#}\n", tokenizer())
 }
 
-/// The `tokenizer_config.json` beside [`tokenizer_json`].
+/// The `tokenizer_config.json` that belongs to [`tokenizer_json`].
 pub fn tokenizer_config() -> String {
     let config = json!({
         "clean_up_tokenization_spaces": false,

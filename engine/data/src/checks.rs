@@ -51,7 +51,8 @@ pub(super) struct DataFindings {
     pub(super) identity: Identity,
     pub(super) segments: Vec<SegmentSummary>,
     /// Hashes of the indexes, then of the masks.
-    pub(super) beside: Vec<u128>,
+    #[serde(rename = "beside")]
+    pub(super) index_and_mask_hashes: Vec<u128>,
 }
 
 /// A cache without a folder.
@@ -93,7 +94,7 @@ impl Corpus {
         let bytes = (parts.iter().map(TokenRanges::len).sum::<usize>() * store.width) as u64;
         let folder = checks.cache.folder.as_ref().filter(|_| bytes >= WORTH_KEEPING);
         let files = store.files().filter(|_| folder.is_some()).map(|mut files| {
-            files.extend(self.files_beside());
+            files.extend(self.indexes_and_masks());
             files
         });
         let kept = files.as_ref().and_then(|files| {
@@ -121,8 +122,10 @@ impl Corpus {
             None => identity,
         };
         drop(reading);
-        let beside: Result<_, _> = self.files_beside().map(|file| file.hash(&|_| ())).collect();
-        let found = DataFindings { identity, segments, beside: beside.map_err(failure)? };
+        let hashes: Result<_, _> =
+            self.indexes_and_masks().map(|file| file.hash(&|_| ())).collect();
+        let index_and_mask_hashes = hashes.map_err(failure)?;
+        let found = DataFindings { identity, segments, index_and_mask_hashes };
         if is_covered {
             checks.cache.keep(kept.as_deref(), AGAIN, |path| cache_file::write(path, &found));
         }

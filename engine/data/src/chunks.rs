@@ -283,16 +283,16 @@ mod tests {
         let refused = |tokenizer: &Tokenizer, text: &str| {
             parts(tokenizer, text, sizes).unwrap_err().1.to_string()
         };
-        let told = refused(&unknown, "the box holds a model");
+        let message = refused(&unknown, "the box holds a model");
         let words = [
             "21 B of text are more",
             "(20 B)",
             "its pre_tokenizer Whitespace is none",
             "JSON lines",
         ];
-        words.iter().for_each(|words| assert!(told.contains(words), "{words}: {told}"));
-        let told = refused(&known, &format!("the box {}", "\u{e9}".repeat(40)));
-        assert!(told.contains("the 20 B from byte 7 on have none"), "{told}");
+        words.iter().for_each(|words| assert!(message.contains(words), "{words}: {message}"));
+        let message = refused(&known, &format!("the box {}", "\u{e9}".repeat(40)));
+        assert!(message.contains("the 20 B from byte 7 on have none"), "{message}");
         for text in ["the box holds a mode", "-----------------------------"] {
             let short = &text[..20];
             for tokenizer in [&known, &unknown] {

@@ -39,7 +39,7 @@ enum Compression {
 /// The form of the rows of a file, after its decompression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RowForm {
-    /// Text or JSON lines, which the copy has as they are.
+    /// Text or JSON lines, which the copy has without a change.
     Lines,
     Array,
     /// A table of texts with this sign between its columns.
@@ -120,7 +120,7 @@ impl Container {
         }
     }
 
-    /// The beginning of the text, without rows that are damaged behind it.
+    /// The beginning of the text; damaged rows after it do not count.
     pub(super) fn preview(self, file: &File) -> Result<Preview, UnpackError> {
         let packed = file.metadata()?.len();
         let mut head = Vec::new();
@@ -180,7 +180,7 @@ impl Container {
     }
 }
 
-/// Copies text as it is.
+/// Copies text without a change.
 fn lines(from: &mut dyn BufRead, out: &mut Output<'_>) -> Result<(), UnpackError> {
     loop {
         let block = from.fill_buf().map_err(|e| UnpackError::unread(&e, out.written))?;
@@ -216,7 +216,7 @@ fn each_byte(
     }
 }
 
-/// A file whose bytes are counted as they are read.
+/// A file that counts the bytes that are read from it.
 struct CountedReader<'a> {
     file: File,
     reading: &'a dyn Reading,

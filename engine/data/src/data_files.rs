@@ -84,8 +84,8 @@ fn of_hub(path: &Path) -> Option<Problem> {
 }
 
 /// A training file and a validation file in the same folder, found by their names.
-pub(super) fn held_out_among(files: &[PathBuf]) -> Option<(PathBuf, PathBuf)> {
-    const HELD_OUT: [&str; 6] = ["val", "valid", "validation", "test", "dev", "eval"];
+pub(super) fn validation_file_among(files: &[PathBuf]) -> Option<(PathBuf, PathBuf)> {
+    const VALIDATION_NAMES: [&str; 6] = ["val", "valid", "validation", "test", "dev", "eval"];
     const DATA: [&str; 6] = ["bin", "csv", "json", "jsonl", "parquet", "txt"];
     // Files of the Hugging Face Hub have names such as `train-00000-of-00002.parquet`.
     let is_count = |name: &str| name.len() == 5 && name.bytes().all(|byte| byte.is_ascii_digit());
@@ -103,14 +103,16 @@ pub(super) fn held_out_among(files: &[PathBuf]) -> Option<(PathBuf, PathBuf)> {
     };
     let is_data =
         |file: &Path| uncompressed(file).extension().is_some_and(|e| DATA.iter().any(|d| e == *d));
-    let held_out = files.iter().filter(|file| is_data(file));
-    let mut held_out = held_out.filter(|f| stem(f).is_some_and(|s| HELD_OUT.contains(&&*s)));
-    held_out.find_map(|held_out| {
-        let beside = files.iter().find(|file| {
+    let data_files = files.iter().filter(|file| is_data(file));
+    let mut validation_files =
+        data_files.filter(|f| stem(f).is_some_and(|s| VALIDATION_NAMES.contains(&&*s)));
+    validation_files.find_map(|validation| {
+        let train = files.iter().find(|file| {
             stem(file).as_deref() == Some("train")
-                && (file.parent(), file.extension()) == (held_out.parent(), held_out.extension())
+                && (file.parent(), file.extension())
+                    == (validation.parent(), validation.extension())
         });
-        Some((beside?.clone(), held_out.clone()))
+        Some((train?.clone(), validation.clone()))
     })
 }
 
@@ -309,10 +311,11 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_held_out_file_beside_a_training_file_is_known_by_its_name() {
-        let found =
-            |names: &[&str]| held_out_among(&names.iter().map(PathBuf::from).collect::<Vec<_>>());
-        let pair = |train: &str, held_out: &str| Some((train.into(), held_out.into()));
+    fn a_validation_file_in_the_folder_of_a_training_file_is_known_by_its_name() {
+        let found = |names: &[&str]| {
+            validation_file_among(&names.iter().map(PathBuf::from).collect::<Vec<_>>())
+        };
+        let pair = |train: &str, validation: &str| Some((train.into(), validation.into()));
         assert_eq!(found(&["a/train.bin", "a/val.bin"]), pair("a/train.bin", "a/val.bin"));
         let [train, test] = ["train", "test"].map(|name| format!("{name}-00000-of-00002.parquet"));
         assert_eq!(found(&[&test, &train]), pair(&train, &test));

@@ -5,7 +5,7 @@
 //! So a resumed or resharded run needs no replay.
 
 use super::mixing::SourceMix;
-use super::{Corpus, Identity, behind, warn_of_overlap};
+use super::{Corpus, Identity, real_path, warn_of_overlap};
 use config::{DataOrder, Source};
 use device::random;
 use files::path_text::PathText;
@@ -67,17 +67,17 @@ impl Dataset {
     ///
     /// # Panics
     /// If there is no training corpus, or a corpus has no source.
-    pub fn of_corpora(to_train: SourceCorpora<'_>, held_out: SourceCorpora<'_>) -> Self {
+    pub fn of_corpora(to_train: SourceCorpora<'_>, validation: SourceCorpora<'_>) -> Self {
         let weights: Vec<f32> = to_train.sources.iter().map(|source| source.weight).collect();
         let count = to_train.corpora.len();
-        warn_of_files(&to_train.corpora, &held_out.corpora);
+        warn_of_files(&to_train.corpora, &validation.corpora);
         let named = |SourceCorpora { corpora, sources }: SourceCorpora<'_>| -> Vec<NamedCorpus> {
             assert!(corpora.len() == sources.len(), "a corpus has a source");
             let named = corpora.into_iter().zip(names(sources));
             named.map(|(corpus, name)| NamedCorpus { name, corpus }).collect()
         };
         let mut corpora = named(to_train);
-        corpora.extend(named(held_out));
+        corpora.extend(named(validation));
         Self { corpora, to_train: count, turns: SourceMix::new(&weights) }
     }
 
@@ -86,10 +86,10 @@ impl Dataset {
     }
 
     /// The corpora to evaluate on: the validation corpora, or the validation parts of all corpora.
-    fn held_out(&self) -> &[NamedCorpus] {
+    fn validation_corpora(&self) -> &[NamedCorpus] {
         match &self.corpora[self.to_train..] {
             [] => &self.corpora,
-            apart => apart,
+            own => own,
         }
     }
 
@@ -141,12 +141,12 @@ impl Dataset {
 
     /// The validation corpora with their names; each has a loss of its own.
     pub fn evaluations(&self) -> impl Iterator<Item = (&str, &Corpus)> {
-        self.held_out().iter().map(|named| (named.name.as_str(), &named.corpus))
+        self.validation_corpora().iter().map(|named| (named.name.as_str(), &named.corpus))
     }
 
     /// A validation corpus.
     pub fn evaluation(&self, index: usize) -> &Corpus {
-        &self.held_out()[index].corpus
+        &self.validation_corpora()[index].corpus
     }
 
     /// Number of windows of all validation corpora.
@@ -168,12 +168,13 @@ impl Dataset {
             let share = u128::from(self.turns.share(index).to_bits());
             [named.corpus.identity().train, share]
         });
-        let held_out = self.held_out().iter().map(|named| named.corpus.identity().held_out);
+        let validation =
+            self.validation_corpora().iter().map(|named| named.corpus.identity().validation);
         let of = |parts: Vec<u128>| {
             let bytes: Vec<u8> = parts.into_iter().flat_map(u128::to_le_bytes).collect();
             xxh3_128(&bytes)
         };
-        Identity { train: of(trained.collect()), held_out: of(held_out.collect()) }
+        Identity { train: of(trained.collect()), validation: of(validation.collect()) }
     }
 
     /// Files, tokens and split of each corpus, for the start-up report.
@@ -197,16 +198,16 @@ fn files(corpora: &[Corpus]) -> impl Iterator<Item = &PathBuf> {
 }
 
 /// Warns of files that are used both for training and for validation.
-fn warn_of_files(to_train: &[Corpus], held_out: &[Corpus]) {
-    if !held_out.is_empty() {
-        return warn_of_overlap(files(to_train), files(held_out));
+fn warn_of_files(to_train: &[Corpus], validation: &[Corpus]) {
+    if !validation.is_empty() {
+        return warn_of_overlap(files(to_train), files(validation));
     }
     let mut seen = HashSet::new();
-    for file in files(to_train).filter_map(|file| behind(file)) {
+    for file in files(to_train).filter_map(|file| real_path(file)) {
         if !seen.insert(file.clone()) {
             let file = PathText(&file);
             tracing::warn!(
-                "{file} is in two data sets of data.train, each of which holds out its own end: evaluation is not held out"
+                "{file} is in two data sets of data.train, each of which has its own end as validation set: evaluation uses training data"
             );
         }
     }

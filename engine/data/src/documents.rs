@@ -52,13 +52,13 @@ impl SampleCapacity {
         }
     }
 
-    /// Counts a document of `tokens` tokens in `said` if it is too long.
-    pub(super) fn note(&self, tokens: usize, at: RowLocation<'_>, said: &mut BadRows) {
+    /// Counts a document of `tokens` tokens in `bad_rows` if it is too long.
+    pub(super) fn note(&self, tokens: usize, at: RowLocation<'_>, bad_rows: &mut BadRows) {
         match self.long {
             _ if tokens <= self.most => {}
-            LongDocument::Divided => said.divided += 1,
-            LongDocument::Cut => said.cut += 1,
-            LongDocument::LeftOut => said.add_long(at, tokens),
+            LongDocument::Divided => bad_rows.divided += 1,
+            LongDocument::Cut => bad_rows.cut += 1,
+            LongDocument::LeftOut => bad_rows.add_long(at, tokens),
         }
     }
 }
@@ -317,8 +317,8 @@ impl Documents {
     /// # Errors
     /// A mask cannot be read, or contradicts itself.
     pub(super) fn hashes(&self) -> Result<[u128; 2], ReadError> {
-        let held_out = self.hash(self.split..self.len());
-        Ok([self.hash(0..self.split)?, held_out?])
+        let validation = self.hash(self.split..self.len());
+        Ok([self.hash(0..self.split)?, validation?])
     }
 
     fn hash(&self, part: Range<usize>) -> Result<u128, ReadError> {

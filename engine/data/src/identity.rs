@@ -19,27 +19,28 @@ const TOGETHER: usize = 1 << 12;
 pub struct Identity {
     /// Hash of the training part.
     pub train: u128,
-    /// Hash of the validation part.
-    pub held_out: u128,
+    /// Hash of the validation part; files of earlier versions have it as `held_out`.
+    #[serde(rename = "held_out")]
+    pub validation: u128,
 }
 
 impl Identity {
     /// Combines the hashes with another hash of each part.
-    pub(super) fn and(self, [train, held_out]: [u128; 2]) -> Self {
+    pub(super) fn and(self, [train, validation]: [u128; 2]) -> Self {
         let both = |hashes: [u128; 2]| xxh3_128(hashes.map(u128::to_le_bytes).as_flattened());
-        Self { train: both([self.train, train]), held_out: both([self.held_out, held_out]) }
+        Self { train: both([self.train, train]), validation: both([self.validation, validation]) }
     }
 
     /// Identity of the training and validation tokens, and a summary of each segment. Runs on all
     /// cores, in bounded memory. `read` receives the number of bytes that were read.
     pub(super) fn and_segments(
         store: &Store,
-        [train, held_out]: &[TokenRanges; 2],
+        [train, validation]: &[TokenRanges; 2],
         read: &(dyn Fn(u64) + Sync),
     ) -> Result<(Self, Vec<SegmentSummary>), ReadError> {
         let mut segments = vec![SegmentSummary::default(); store.num_segments()];
         let mut of = |part| hash(store, part, None, &mut segments, read);
-        let identity = Self { train: of(train)?, held_out: of(held_out)? };
+        let identity = Self { train: of(train)?, validation: of(validation)? };
         Ok((identity, segments))
     }
 }
@@ -215,23 +216,23 @@ mod tests {
             let mut other = tokens.clone();
             other[at] ^= 1;
             let other = of(&other, 2, split);
-            assert!(other.train != first.train && other.held_out == first.held_out, "{at}");
+            assert!(other.train != first.train && other.validation == first.validation, "{at}");
         }
         let mut other = tokens.clone();
         other.swap(split, split + 1);
         let other = of(&other, 2, split);
-        assert!(other.train == first.train && other.held_out != first.held_out);
+        assert!(other.train == first.train && other.validation != first.validation);
         // The same chunks in another order.
         let two: Vec<u32> = (0..2 * CHUNK as u32).map(|i| i / CHUNK as u32).collect();
-        let turned: Vec<u32> = two.iter().rev().copied().collect();
-        assert_ne!(of(&two, 1, two.len()), of(&turned, 1, two.len()));
+        let reversed: Vec<u32> = two.iter().rev().copied().collect();
+        assert_ne!(of(&two, 1, two.len()), of(&reversed, 1, two.len()));
         assert_ne!(of(&tokens, 1, split), of(&tokens, 1, split - 1));
         // The definition of the hash: after a change of it, no checkpoint matches its data.
         let small = of(&[1, 2, 3, 300], 2, 3);
         let wide = xxh3_128(&stored(&[1, 2, 3], 4)).to_le_bytes();
         assert_eq!(small.train, xxh3_128(&wide));
         let wide = xxh3_128(&stored(&[300], 4)).to_le_bytes();
-        assert_eq!(small.held_out, xxh3_128(&wide));
+        assert_eq!(small.validation, xxh3_128(&wide));
     }
     /// Tokens of ranges hash like consecutive tokens; the tokens between the ranges have no effect.
     #[test]

@@ -129,9 +129,9 @@ mod tests {
         for n in 0..1000 {
             all.add(&of(&[format!("`{n}`")], &[], false));
         }
-        let said = all.words(1000);
-        assert!(said.contains("and 56 other keys, which nothing reads"), "{said}");
-        assert!(said.contains("936 of 1000 rows have further keys"), "{said}");
-        assert!(said.len() < 300 && all.keys.len() == MOST);
+        let message = all.words(1000);
+        assert!(message.contains("and 56 other keys, which nothing reads"), "{message}");
+        assert!(message.contains("936 of 1000 rows have further keys"), "{message}");
+        assert!(message.len() < 300 && all.keys.len() == MOST);
     }
 }

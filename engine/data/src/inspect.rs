@@ -51,7 +51,7 @@ impl DataInspection {
                         (CorpusSplit::Cut(text, fraction), lengths::to_train(tokens, fraction))
                     }
                     ("data.train", false) => (CorpusSplit::Train(text), tokens),
-                    _ => (CorpusSplit::HeldOut(text), 0),
+                    _ => (CorpusSplit::Validation(text), 0),
                 };
                 lengths::check(parts, split, tokens, config.model.seq_len)?;
             }
@@ -117,7 +117,7 @@ impl DataInspection {
             Some(width) => width,
             None => {
                 let tokens = TokenFile::new(path, file).map_err(Problem::Unreadable)?;
-                let index = Index::beside(&tokens)?;
+                let index = Index::open_for(&tokens)?;
                 if data.packing != Packing::Windows {
                     self.documents += index.num_documents();
                     self.is_masked |= mask::path_of(path).exists();

@@ -1,4 +1,4 @@
-//! Guesses what a file holds from its first bytes and its name. Training on any bytes is possible,
+//! Guesses the kind of a file from its first bytes and its name. Training on any bytes is possible,
 //! but most kinds of files are a mistake of the user.
 
 use config::DataFormat;
@@ -53,14 +53,14 @@ const PARQUET: FileKind = FileKind { what: "a Parquet table", remedy: JSON_LINES
 pub(super) const ARROW: FileKind =
     FileKind { what: "an Arrow table", remedy: "write it as JSON lines, with datasets or pyarrow" };
 /// A compressed file of a directory that also has its text.
-pub(super) const PACKED_BESIDE: FileKind = FileKind {
+pub(super) const PACKED_AND_UNPACKED: FileKind = FileKind {
     what: "compressed, and the file of that name without the last ending is there, too",
     remedy: "remove one of them",
 };
 /// A compressed file of a directory that cannot be unpacked.
 pub(super) const PACKED_DAMAGED: FileKind =
     FileKind { what: "compressed, and damaged or cut off", remedy: "get the whole file again" };
-/// A compressed file of a directory that has no text in it.
+/// A compressed file of a directory, without text in the file.
 pub(super) const PACKED_ARCHIVE: FileKind = FileKind {
     what: "compressed, and contains an archive or a table",
     remedy: "unpack it by hand",

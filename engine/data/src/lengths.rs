@@ -4,9 +4,9 @@ use super::CorpusSplit;
 use super::problem::{DataError, Problem, at, in_key};
 use std::path::Path;
 
-/// Training tokens (or documents) out of `tokens`, without the fraction `held_out`; rounded.
-pub(super) fn to_train(tokens: usize, held_out: f32) -> usize {
-    tokens - (tokens as f64 * f64::from(held_out)).round() as usize
+/// Training tokens (or documents) out of `tokens`, without `validation_fraction` of them; rounded.
+pub(super) fn to_train(tokens: usize, validation_fraction: f32) -> usize {
+    tokens - (tokens as f64 * f64::from(validation_fraction)).round() as usize
 }
 
 /// Checks that each existing part, `..split` and `split..total`, has at least `seq_len + 1` tokens.
@@ -16,18 +16,19 @@ pub(super) fn check(
     total: usize,
     seq_len: usize,
 ) -> Result<(), DataError> {
-    let held_out = total - split;
+    let validation_tokens = total - split;
     let (train, validation) = match parts {
         CorpusSplit::Both(train, validation) => (Some(train), Some(validation)),
         CorpusSplit::Cut(train, _) => (Some(train), Some(train)),
         CorpusSplit::Train(train) => (Some(train), None),
-        CorpusSplit::HeldOut(validation) => (None, Some(validation)),
+        CorpusSplit::Validation(validation) => (None, Some(validation)),
     };
     let cut = matches!(parts, CorpusSplit::Cut(..));
     let (key, text, part, tokens) = match (train, validation) {
         (Some(train), _) if split <= seq_len => ("data.train", train, "training", split),
-        (_, Some(text)) if held_out <= seq_len => {
-            (if cut { "data.train" } else { "data.validation" }, text, "held-out", held_out)
+        (_, Some(text)) if validation_tokens <= seq_len => {
+            let key = if cut { "data.train" } else { "data.validation" };
+            (key, text, "validation", validation_tokens)
         }
         _ => return Ok(()),
     };

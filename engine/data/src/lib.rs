@@ -126,7 +126,7 @@ pub enum CorpusSplit<'a> {
     /// A config entry for training only.
     Train(&'a str),
     /// A config entry for validation only.
-    HeldOut(&'a str),
+    Validation(&'a str),
 }
 
 /// Settings for the samples of token files.
@@ -156,7 +156,7 @@ pub struct Corpus {
     /// Whether samples hold several documents.
     packs: bool,
     found: DataFindings,
-    /// Number of times that touched files were read again. Readers of tokens hold the lock.
+    /// Number of repeated reads of touched files. Readers of tokens hold the lock.
     read_again: RwLock<u64>,
     /// The files of all parts.
     files: Vec<PathBuf>,
@@ -213,7 +213,7 @@ impl Corpus {
         checks: Checks<'_>,
         read: &mut SourceReader<'_>,
     ) -> Result<(), DataError> {
-        use CorpusSplit::{Both, Cut, HeldOut, Train};
+        use CorpusSplit::{Both, Cut, Train, Validation};
         if let Both(text, _) | Cut(text, _) | Train(text) = parts {
             self.files = read(self, text).map_err(in_key("data.train"))?;
         }
@@ -221,7 +221,7 @@ impl Corpus {
         let to_train = self.files.len();
         let mut documents = self.documents.as_ref().map_or(0, Documents::len);
         match parts {
-            Both(_, validation) | HeldOut(validation) => {
+            Both(_, validation) | Validation(validation) => {
                 let files = read(self, validation).map_err(in_key("data.validation"))?;
                 warn_of_overlap(self.files.iter(), files.iter());
                 self.files.extend(files);
@@ -240,8 +240,8 @@ impl Corpus {
             all.hold_out(documents, self.packs);
         }
         self.pass(checks).map_err(|failure| {
-            let apart = matches!(parts, Both(..) | HeldOut(_));
-            let trained_on = !apart || self.files[..to_train].contains(&failure.0);
+            let is_separate = matches!(parts, Both(..) | Validation(_));
+            let trained_on = !is_separate || self.files[..to_train].contains(&failure.0);
             in_key(if trained_on { "data.train" } else { "data.validation" })(failure)
         })?;
         match self.documents {
@@ -270,17 +270,17 @@ impl Corpus {
     /// If a document is longer, or a part has no document.
     pub fn of_documents(
         train: &[Document],
-        held_out: &[Document],
+        validation: &[Document],
         seq_len: usize,
         packs: bool,
     ) -> Self {
         let documents = Some(Documents::that_say(SampleCapacity::new(seq_len, false, false)));
         let mut data = Self { documents, packs, ..Self::of_width(4, seq_len) };
-        for document in train.iter().chain(held_out) {
+        for document in train.iter().chain(validation) {
             assert!(document.tokens.len() <= seq_len + 1, "a document is longer than a sample");
             data.append(document);
         }
-        assert!(!train.is_empty() && !held_out.is_empty(), "each part has a document");
+        assert!(!train.is_empty() && !validation.is_empty(), "each part has a document");
         let Some(documents) = &mut data.documents else { unreachable!("it was made with some") };
         documents.hold_out(train.len(), packs);
         let Ok(()) = data.pass(Checks::none()) else {
@@ -392,25 +392,25 @@ impl Corpus {
     pub fn describe(&self) -> String {
         let (files, tokens) = (self.num_files, self.num_tokens());
         let bytes = self.text.unwrap_or(tokens * self.store.width);
-        let (train, held_out) = (self.split, tokens - self.split);
+        let (train, validation) = (self.split, tokens - self.split);
         let files = counted(files, "file");
         let bytes = format_bytes(bytes as u64);
         let of_index = self.indexes.iter().map(Index::num_documents).sum::<u64>();
         // For a corpus with one part, the other part is not mentioned.
-        let parts = |to_train, held_out| match (to_train, held_out) {
+        let parts = |to_train, validation| match (to_train, validation) {
             (to_train, 0) => format!("{to_train} to train"),
-            (0, held_out) => format!("{held_out} held out"),
-            _ => format!("{to_train} to train, {held_out} held out"),
+            (0, validation) => format!("{validation} for validation"),
+            _ => format!("{to_train} to train, {validation} for validation"),
         };
         let parts = match &self.documents {
-            None => parts(train, held_out),
+            None => parts(train, validation),
             Some(d) => {
                 let targets = d.targets(0..d.samples());
                 let in_samples = d.num_tokens();
                 let share = 100.0 * targets as f64 / in_samples.max(1) as f64;
                 let rows = counted(d.len(), if of_index > 0 { "document" } else { "row" });
-                let (to_train, held_out) = (d.split, d.len() - d.split);
-                let rows = format!("{rows}: {}", parts(to_train, held_out));
+                let (to_train, validation) = (d.split, d.len() - d.split);
+                let rows = format!("{rows}: {}", parts(to_train, validation));
                 let (all, samples) = (d.samples(), d.samples_to_train());
                 let full = 100.0 * (in_samples - d.len()) as f64 / (all * self.seq_len) as f64;
                 let packed = match d.is_packed() {
@@ -457,19 +457,19 @@ impl fmt::Debug for Corpus {
 }
 
 /// The real path of a file, after all links.
-fn behind(file: &Path) -> Option<PathBuf> {
+fn real_path(file: &Path) -> Option<PathBuf> {
     file.canonicalize().ok()
 }
 
 fn warn_of_overlap<'a>(
     train: impl Iterator<Item = &'a PathBuf>,
-    held_out: impl Iterator<Item = &'a PathBuf>,
+    validation: impl Iterator<Item = &'a PathBuf>,
 ) {
-    let train: HashSet<_> = train.filter_map(|file| behind(file)).collect();
-    for file in held_out.filter_map(|file| behind(file)).filter(|file| train.contains(file)) {
+    let train: HashSet<_> = train.filter_map(|file| real_path(file)).collect();
+    for file in validation.filter_map(|file| real_path(file)).filter(|file| train.contains(file)) {
         let file = PathText(&file);
         tracing::warn!(
-            "{file} is in data.train and in data.validation: evaluation is not held out"
+            "{file} is in data.train and in data.validation: evaluation uses training data"
         );
     }
 }

@@ -342,11 +342,12 @@ mod tests {
                 let content = files.get(file)?;
                 Some((file, serde_json::to_vec(content).unwrap()))
             };
-            let beside: Vec<_> = FILES.into_iter().filter_map(file).collect();
+            let other_files: Vec<_> = FILES.into_iter().filter_map(file).collect();
             let bytes = tiny(&case["added"]);
-            let tokenizer = Tokenizer::from_files(bytes.clone(), &beside).unwrap();
+            let tokenizer = Tokenizer::from_files(bytes.clone(), &other_files).unwrap();
             assert_eq!(Value::Object(added_of(&tokenizer)), case["tokens"], "{name}");
-            let get = |name: &str| beside.iter().find(|file| file.0 == name).map(|file| &*file.1);
+            let get =
+                |name: &str| other_files.iter().find(|file| file.0 == name).map(|file| &*file.1);
             assert!(tokenizer.is_of(&bytes, get), "{name}");
             // The tokenizer kept by a run needs no other files; added tokens make its file another
             // one.
@@ -367,10 +368,10 @@ mod tests {
     #[test]
     fn what_lists_no_tokens_is_refused_with_its_place() {
         let of = |name: &'static str, content: &str| {
-            let beside = [(name, content.as_bytes().to_vec())];
-            Tokenizer::from_files(tiny(&json!([])), &beside).unwrap_err().to_string()
+            let other_files = [(name, content.as_bytes().to_vec())];
+            Tokenizer::from_files(tiny(&json!([])), &other_files).unwrap_err().to_string()
         };
-        for (name, content, said) in [
+        for (name, content, message) in [
             (SETTINGS, "{", "tokenizer_config.json: EOF"),
             (SETTINGS, "[]", "tokenizer_config.json is no JSON object"),
             (SETTINGS, r#"{"eos_token": 3}"#, "`eos_token` is no token"),
@@ -394,20 +395,20 @@ mod tests {
             (MAP, r#"{"eos_token": {}}"#, "`eos_token` is an object without"),
         ] {
             let why = of(name, content);
-            assert!(why.contains(said) && why.contains("files beside it"), "{said}: {why}");
+            assert!(why.contains(message) && why.contains("files beside it"), "{message}: {why}");
         }
     }
 
     #[test]
     fn a_listed_token_that_a_model_has_not_is_named() {
-        let beside = [(SETTINGS, br#"{"pad_token": "<pad>"}"#.to_vec())];
-        let tokenizer = Tokenizer::from_files(tiny(&json!([])), &beside).unwrap();
+        let other_files = [(SETTINGS, br#"{"pad_token": "<pad>"}"#.to_vec())];
+        let tokenizer = Tokenizer::from_files(tiny(&json!([])), &other_files).unwrap();
         tokenizer.fits(301).unwrap();
         let why = tokenizer.fits(300).unwrap_err().to_string();
-        for said in
+        for message in
             ["300 (\"<pad>\")", "model.vocab is 300", "301 or more", "tokenizer_config.json"]
         {
-            assert!(why.contains(said), "{said}: {why}");
+            assert!(why.contains(message), "{message}: {why}");
         }
         let why =
             Tokenizer::from_bytes(tiny(&json!([]))).unwrap().fits(299).unwrap_err().to_string();

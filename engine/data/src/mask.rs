@@ -62,13 +62,13 @@ pub(super) fn name_of_part(part: usize, is_masked: bool) -> String {
     format!("{part:06}{chat}.bin")
 }
 
-/// Whether the name of a file is that of a part, finished or not.
+/// Whether a file has the name of a part, finished or not.
 pub(super) fn is_of_part(path: &Path) -> bool {
     let number = path.file_name().and_then(|name| name.to_str()?.split('.').next());
     number.is_some_and(|n| n.len() == 6 && n.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Refuses a part of chats without its mask: all tokens would count, including those of prompts.
+/// Refuses a part of chats without its mask: all tokens would count, also the tokens of prompts.
 pub(super) fn check_there(tokens: &Path) -> Result<(), Problem> {
     let stem = tokens.file_stem().and_then(|stem| stem.to_str());
     let number = stem.and_then(|stem| stem.strip_suffix(CHAT));
@@ -118,7 +118,7 @@ pub(super) struct Mask {
 impl Mask {
     /// Opens the mask next to a token file with this index, and checks head and length; `None`
     /// without a mask. `start` is the number of the file's first token among all tokens.
-    pub(super) fn beside(
+    pub(super) fn open_for(
         tokens: &TokenFile,
         index: &Index,
         start: usize,
@@ -345,12 +345,12 @@ mod tests {
         // Documents that are too long are left out or cut, never divided.
         for packing in [Packing::None, Packing::Documents] {
             let long = open(&folder, (DataFormat::Megatron, packing), (12, false)).unwrap_err();
-            let said = long.to_string();
+            let message = long.to_string();
             assert!(
-                said.contains("2 of 12 documents have more tokens than model.seq_len"),
-                "{said}"
+                message.contains("2 of 12 documents have more tokens than model.seq_len"),
+                "{message}"
             );
-            assert!(said.contains("are left out"), "{said}");
+            assert!(message.contains("are left out"), "{message}");
         }
         let data = open(&folder, ALONE, (8, true)).unwrap();
         for (place, expected) in all.iter().take(9).enumerate() {
@@ -378,7 +378,7 @@ mod tests {
         for i in 0..other.len() {
             let mut flipped = other.clone();
             flipped[i] ^= 1 << (i % 8);
-            let said = refused(&flipped);
+            let message = refused(&flipped);
             let at = if i < 16 {
                 0
             } else if i < 32 {
@@ -386,21 +386,27 @@ mod tests {
             } else {
                 0
             };
-            assert!(said.contains("t/1.bin: its mask "), "{said}");
-            assert!(said.contains(&format!("1.mask is damaged, at byte {at}: ")), "{i}: {said}");
-            let said = refused(&other[..i]);
-            assert!(said.contains(&format!("1.mask is damaged, at byte {i}: ")), "{i}: {said}");
+            assert!(message.contains("t/1.bin: its mask "), "{message}");
+            assert!(
+                message.contains(&format!("1.mask is damaged, at byte {at}: ")),
+                "{i}: {message}"
+            );
+            let message = refused(&other[..i]);
+            assert!(
+                message.contains(&format!("1.mask is damaged, at byte {i}: ")),
+                "{i}: {message}"
+            );
         }
-        let said = refused(&[&other[..], &[0]].concat());
-        assert!(said.contains(&format!("at byte {}: the file has", other.len())), "{said}");
+        let message = refused(&[&other[..], &[0]].concat());
+        assert!(message.contains(&format!("at byte {}: the file has", other.len())), "{message}");
         // A complete mask with another number of targets than its bits have.
         let count = |document: &Vec<bool>| document.len() as u32 - 1;
         let documents = counted(2);
         let counts: Vec<u32> = documents.iter().map(count).collect();
-        let said = refused(&written(&counts, &documents.concat()));
+        let message = refused(&written(&counts, &documents.concat()));
         assert!(
-            said.contains("1.mask: cannot read it from byte 56 on: the document has"),
-            "{said}"
+            message.contains("1.mask: cannot read it from byte 56 on: the document has"),
+            "{message}"
         );
         // A fault in a block after the first.
         let large = written(&[1; 40_000], &[true; 80_000]);
@@ -424,8 +430,8 @@ mod tests {
     fn a_mask_that_nobody_would_look_at_and_one_of_some_files_are_refused() {
         let mask = of(&counted(1));
         let refused = |masks, how, text: &str| {
-            let said = open(&files(masks), how, (32, false)).unwrap_err().to_string();
-            assert!(said.contains(text), "{text}: {said}");
+            let message = open(&files(masks), how, (32, false)).unwrap_err().to_string();
+            assert!(message.contains(text), "{text}: {message}");
         };
         let both = [Some(&mask[..]), Some(&mask)];
         for how in [(DataFormat::Megatron, Packing::Windows), (DataFormat::U16, Packing::Windows)] {

@@ -1,6 +1,6 @@
 //! The index (.idx) that Megatron writes next to a token file (.bin): the type of the tokens, and
 //! the starts of sequences and documents. `MMIDIDX` marks mapped data sets; `TNTIDX` marks older
-//! ones, which fairseq writes without documents.
+//! data sets, which fairseq writes without documents.
 
 use super::open::open_regular;
 use super::problem::Problem;
@@ -123,7 +123,7 @@ pub(super) struct Index {
 
 impl Index {
     /// Opens the index next to a token file and checks the length of the index.
-    pub(super) fn beside(tokens: &TokenFile) -> Result<Self, Problem> {
+    pub(super) fn open_for(tokens: &TokenFile) -> Result<Self, Problem> {
         let path = path_of(&tokens.path);
         let bad =
             |fault: Problem| Problem::BadIndex { index: path.clone(), fault: fault.to_string() };

@@ -43,7 +43,7 @@ impl SourceMix {
         (set, period * self.counts[set] + u64::from(had))
     }
 
-    /// Fraction of the samples that come from a data set.
+    /// Fraction of the samples that a data set provides.
     pub(super) fn share(&self, set: usize) -> f64 {
         self.counts[set] as f64 / PERIOD as f64
     }

@@ -155,7 +155,7 @@ impl ModelFiles {
         })
     }
 
-    /// The reason why the files do not fit a run with this `data` and `tokenizer`, if there is one.
+    /// Why the files do not fit a run with this `data` and `tokenizer`; `None` if they fit.
     pub fn foreign(
         &self,
         data: &DataConfig,
@@ -219,9 +219,9 @@ mod tests {
         assert_eq!(found.files(), [("tokenizer.json", b"{}".to_vec())]);
         fs::write(at("config.json"), "{}").unwrap();
         assert_eq!(ModelFiles::open(&at("config.json")).unwrap().files().len(), 2);
-        let refused = |name: &str, said: &str| {
+        let refused = |name: &str, message: &str| {
             let why = ModelFiles::open(folder.path()).unwrap_err().to_string();
-            assert!(why.contains(at(name).to_str().unwrap()) && why.contains(said), "{why}");
+            assert!(why.contains(at(name).to_str().unwrap()) && why.contains(message), "{why}");
         };
         symlink("/etc/passwd", at("chat_template.jinja")).unwrap();
         refused("chat_template.jinja", "links are not followed");

@@ -35,7 +35,7 @@ impl RowUnit {
 }
 
 impl Origin {
-    /// Makes the path of the file relative to `folder`, if the file is in it.
+    /// Makes the path of the file relative to `folder`, if the file is in that folder.
     pub fn seen_from(self, folder: &Path) -> Self {
         let file = self.file.strip_prefix(folder).map_or(self.file.clone(), PathBuf::from);
         Self { file, ..self }
@@ -119,9 +119,9 @@ mod tests {
         }
         assert_eq!(origins.runs.len(), 5);
         for (document, (file, number)) in places.into_iter().enumerate() {
-            let said = origins.of(document).map(|origin| origin.to_string());
+            let message = origins.of(document).map(|origin| origin.to_string());
             let text = if file == "b" { "b document 9" } else { &format!("{file}:{number}") };
-            assert_eq!(said.as_deref(), Some(text));
+            assert_eq!(message.as_deref(), Some(text));
         }
     }
 }

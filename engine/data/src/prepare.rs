@@ -37,7 +37,7 @@ pub struct Preparation<'a> {
     /// The entries of `data.train`.
     pub train: Vec<&'a str>,
     /// The entries of `data.validation`.
-    pub held_out: Vec<&'a str>,
+    pub validation: Vec<&'a str>,
     /// The format of the text.
     pub format: &'a DataFormat,
     /// The tokenizer for the text.
@@ -62,7 +62,7 @@ pub struct PreparedData {
     /// The folders of training tokens.
     pub train: Vec<PathBuf>,
     /// The folders of validation tokens.
-    pub held_out: Vec<PathBuf>,
+    pub validation: Vec<PathBuf>,
     /// Number of tokens.
     pub tokens: u64,
     /// Number of text files.
@@ -107,7 +107,7 @@ impl Preparation<'_> {
     pub fn run(&self, kept: &dyn Fn(usize)) -> Result<PreparedData, PrepareError> {
         // The store protects the unpacked copies in the cache folder until the end.
         let (mut all, mut copies) = (Vec::new(), Store::new(1));
-        for (key, texts) in [("data.train", &self.train), ("data.validation", &self.held_out)] {
+        for (key, texts) in [("data.train", &self.train), ("data.validation", &self.validation)] {
             let name = key.trim_start_matches("data.");
             for (i, text) in texts.iter().enumerate() {
                 let number = if texts.len() > 1 { format!("-{}", i + 1) } else { String::new() };
@@ -140,13 +140,13 @@ impl Preparation<'_> {
             }
             train.push(folder);
         }
-        let held_out = train.split_off(self.train.len());
+        let validation = train.split_off(self.train.len());
         sync_folder(self.out).map_err(unwritten(self.out))?;
         let parts = manifest.parts.iter().flatten();
         let (tokens, parts) = (parts.clone().map(|part| part.tokens).sum(), parts.count());
         let format =
             if self.tokenizer.token_bytes() == 2 { DataFormat::U16 } else { DataFormat::U32 };
-        Ok(PreparedData { train, held_out, tokens, files, text, parts, before, format })
+        Ok(PreparedData { train, validation, tokens, files, text, parts, before, format })
     }
 
     /// Whether some tokens do not count as targets.

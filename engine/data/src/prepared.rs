@@ -42,7 +42,7 @@ struct Header {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Manifest {
     pub(super) version: u32,
-    /// Shell command that recreates everything; empty if there is none.
+    /// Shell command that recreates everything; empty if the list has no command.
     pub(super) command: String,
     /// Output folder of the command, which a copied list still names. The first lists of this
     /// format have no such field.
@@ -312,8 +312,8 @@ pub(super) fn check(text: &str, files: &[PathBuf], from_directory: bool) -> Resu
     let trains = |folder: &PathBuf| {
         folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TRAIN))
     };
-    let (train, held_out) = sets.map(Path::to_owned).partition(trains);
-    Err(at(&all)(Problem::AllPrepared { train, held_out }))
+    let (train, validation) = sets.map(Path::to_owned).partition(trains);
+    Err(at(&all)(Problem::AllPrepared { train, validation }))
 }
 
 /// Compares the lengths of all parts in a folder, and the names of its files, with the list.

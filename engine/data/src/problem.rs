@@ -69,10 +69,10 @@ pub enum Problem {
     #[error(
         "it has {} beside {}, which would be trained on too: set data.train to the one and data.validation to the other, \
          or name both by a glob",
-        PathText(held_out),
+        PathText(validation),
         PathText(train)
     )]
-    HeldOutToo { train: PathBuf, held_out: PathBuf },
+    ValidationAmongTraining { train: PathBuf, validation: PathBuf },
     #[error(
         "`onebox data prepare` has not finished it; give the same command again, which goes on behind the parts that are there"
     )]
@@ -80,9 +80,9 @@ pub enum Problem {
     #[error(
         "`onebox data prepare` wrote it, and each of its folders is a data set: set data.train to {}{}",
         folders(train),
-        if held_out.is_empty() { String::new() } else { format!(", and data.validation to {}", folders(held_out)) }
+        if validation.is_empty() { String::new() } else { format!(", and data.validation to {}", folders(validation)) }
     )]
-    AllPrepared { train: Vec<PathBuf>, held_out: Vec<PathBuf> },
+    AllPrepared { train: Vec<PathBuf>, validation: Vec<PathBuf> },
     #[error("{fault}; {remedy}")]
     OtherPart { fault: String, remedy: String },
     #[error(
@@ -189,7 +189,7 @@ pub enum Problem {
     )]
     SystemWithoutTemplate,
     #[error(
-        "it has one row or document, and none is left to hold out: give more, or set data.validation"
+        "it has one row or document, and none is left for validation: give more, or set data.validation"
     )]
     OneRow,
     #[error("cannot be used as a tokenizer.json: {0}")]

@@ -11,7 +11,8 @@ pub trait Progress: fmt::Debug + Sync {
     fn begin_steps(&self, what: &'static str, steps: u64) -> Box<dyn Reading>;
 }
 
-/// Progress of one work, which ends when the value is dropped. Several threads add to it.
+/// Progress of one work, which ends when the value is dropped. Several threads may add to the same
+/// progress.
 pub trait Reading: fmt::Debug + Sync {
     /// Adds a number of finished bytes or steps.
     fn add(&self, finished: u64);

@@ -4,7 +4,7 @@ use super::arrow;
 use super::bad_rows::BadRows;
 use super::checks::{Checks, TextVerdicts};
 use super::containers::Container;
-use super::data_files::{NamedFiles, find_files, held_out_among};
+use super::data_files::{NamedFiles, find_files, validation_file_among};
 use super::kind::{self, FileKind};
 use super::mask::{self, Mask};
 use super::megatron::{self, Dtype, Index};
@@ -73,8 +73,8 @@ pub(super) fn named(
         true => {}
         false => prepared::check(text, &files, from_directory)?,
     }
-    if from_directory && let Some((train, held_out)) = held_out_among(&files) {
-        let problem = Problem::HeldOutToo { train, held_out };
+    if from_directory && let Some((train, validation)) = validation_file_among(&files) {
+        let problem = Problem::ValidationAmongTraining { train, validation };
         if !format.is_text() {
             return Err(at(Path::new(text))(problem));
         }
@@ -122,9 +122,9 @@ impl SourceFiles {
             }
         };
         if self.from_directory && container.is_some() && kind::uncompressed(path) != path {
-            let beside = kind::uncompressed(path);
-            if beside.is_file() {
-                self.left_out.add(path, bytes, kind::PACKED_BESIDE);
+            let unpacked = kind::uncompressed(path);
+            if unpacked.is_file() {
+                self.left_out.add(path, bytes, kind::PACKED_AND_UNPACKED);
                 return Ok(None);
             }
         }
@@ -298,7 +298,7 @@ impl Corpus {
         let or_else = (*format == DataFormat::Auto).then_some(TAKE_BYTES);
         let mut texts = TextVerdicts::of(text, checks);
         let before = self.store.num_tokens();
-        let mut said = BadRows::of_documents(checks.names_all);
+        let mut bad_rows = BadRows::of_documents(checks.names_all);
         for path in &files {
             let opened = source.open(path, or_else, &mut texts, &mut self.store);
             let Some(file) = opened.map_err(at(path))? else { continue };
@@ -307,7 +307,7 @@ impl Corpus {
                 mask::check_use(path, format, Packing::Windows).map_err(at(path))?;
             }
             if *format == DataFormat::Megatron {
-                self.read_index(&file, &mut said).map_err(at(path))?;
+                self.read_index(&file, &mut bad_rows).map_err(at(path))?;
             }
             let width = self.store.width;
             if !bytes.is_multiple_of(width) {
@@ -320,14 +320,14 @@ impl Corpus {
         let taken = ((self.store.num_tokens() - before) * self.store.width) as u64;
         self.left_out.append(source.end(Path::new(text), taken)?);
         if self.documents.is_some() {
-            settle(Path::new(text), said)?;
+            settle(Path::new(text), bad_rows)?;
         }
         Ok(files)
     }
 
     /// Opens the index of a token file, which contains the width of the tokens.
-    fn read_index(&mut self, file: &TokenFile, said: &mut BadRows) -> Result<(), Problem> {
-        let index = Index::beside(file)?;
+    fn read_index(&mut self, file: &TokenFile, bad_rows: &mut BadRows) -> Result<(), Problem> {
+        let index = Index::open_for(file)?;
         let (width, before) = (index.width(), self.store.width);
         match self.store.num_segments() {
             0 => self.store = Store::new(width),
@@ -341,7 +341,7 @@ impl Corpus {
         if self.documents.is_some() {
             index.check(file)?;
             let mask = self.mask_beside(file, &index)?;
-            self.read_documents(&index, mask, &file.path, said)?;
+            self.read_documents(&index, mask, &file.path, bad_rows)?;
         }
         self.indexes.push(index);
         Ok(())
@@ -350,7 +350,7 @@ impl Corpus {
     /// Opens the mask of a token file. Either all files of a data set have a mask, or none has.
     fn mask_beside(&mut self, file: &TokenFile, index: &Index) -> Result<Option<Mask>, Problem> {
         let Some(documents) = &mut self.documents else { unreachable!("samples are windows") };
-        let mask = Mask::beside(file, index, self.store.num_tokens())?;
+        let mask = Mask::open_for(file, index, self.store.num_tokens())?;
         match (mask.is_some(), documents.are_in_files(), self.indexes.first()) {
             (true, false, None) => documents.say_in_files(),
             (true, false, Some(first)) => {
@@ -368,12 +368,12 @@ impl Corpus {
         index: &Index,
         mask: Option<Mask>,
         path: &Path,
-        said: &mut BadRows,
+        bad_rows: &mut BadRows,
     ) -> Result<(), Problem> {
         let Some(documents) = &mut self.documents else { unreachable!("samples are windows") };
         let first = self.store.num_tokens();
         let (all, mut start) = (index.num_documents(), 0);
-        said.rows += all as usize;
+        bad_rows.rows += all as usize;
         for block in (0..all).step_by(megatron::BLOCK as usize) {
             let block = block..all.min(block + megatron::BLOCK);
             let counts = mask.as_ref().map(|mask| mask.counts(block.clone())).transpose()?;
@@ -383,7 +383,7 @@ impl Corpus {
                 let at = RowLocation { file: path, number, unit: RowUnit::Document };
                 start = end;
                 if tokens < 2 {
-                    said.add_short(at);
+                    bad_rows.add_short(at);
                     continue;
                 }
                 let taken = documents.room.taken(tokens);
@@ -394,10 +394,10 @@ impl Corpus {
                 };
                 if counted == Some(0) {
                     let why = format!("its first {} tokens have no target", cut.len());
-                    said.add(at, &why);
+                    bad_rows.add(at, &why);
                     continue;
                 }
-                documents.room.note(tokens, at, said);
+                documents.room.note(tokens, at, bad_rows);
                 let (cut, before) = (first + cut.start..first + cut.end, documents.len());
                 match (taken, counted) {
                     (None, _) => {}

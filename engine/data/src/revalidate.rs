@@ -91,14 +91,14 @@ impl Corpus {
                 let sum = identity::sum(&self.store, &self.parts(), number)?;
                 sum == self.found.segments[number].sum
             }
-            Some(beside) => file.hash(&|_| ())? == self.found.beside[beside],
+            Some(index) => file.hash(&|_| ())? == self.found.index_and_mask_hashes[index],
         })
     }
 
     /// All files of tokens, indexes and masks with their numbers; the files of segments come first.
     fn files_in_use(&self) -> impl Iterator<Item = (usize, &TokenFile)> {
         let segments = (0..self.store.num_segments()).map(|segment| self.store.file(segment));
-        let all = segments.chain(self.files_beside().map(Some)).enumerate();
+        let all = segments.chain(self.indexes_and_masks().map(Some)).enumerate();
         all.filter_map(|(number, file)| Some((number, file?)))
     }
 
@@ -107,8 +107,8 @@ impl Corpus {
         self.documents.as_ref().map_or(&[], Documents::masks)
     }
 
-    /// The indexes and then the masks.
-    pub(super) fn files_beside(&self) -> impl Iterator<Item = &TokenFile> {
+    /// The files of the indexes, then the files of the masks.
+    pub(super) fn indexes_and_masks(&self) -> impl Iterator<Item = &TokenFile> {
         let indexes = self.indexes.iter().map(|index| &index.file);
         indexes.chain(self.masks().iter().map(|mask| &mask.file))
     }

@@ -502,7 +502,7 @@ mod tests {
         let why = |normalizer: Json, words: Json| Cuts::of(&file(&normalizer, &words, &model));
         let none = || Json::Null;
         let odd = LLAMA3.replace("\\s*[\\r\\n]+", "\\w \\w");
-        for (normalizer, words, said) in [
+        for (normalizer, words, message) in [
             (none(), none(), "makes no words"),
             (json!({ "type": "Lowercase" }), byte_level(&[]), "its normalizer Lowercase is none"),
             (none(), json!({ "type": "Whitespace" }), "its pre_tokenizer Whitespace is none"),
@@ -510,7 +510,7 @@ mod tests {
             (none(), byte_level(&["\\p{N}{1,3}"]), "makes no words"),
         ] {
             let told = why(normalizer, words).unwrap_err();
-            assert!(told.contains(said), "{said}: {told}");
+            assert!(told.contains(message), "{message}: {told}");
         }
         let mut single = file(&Json::Null, &byte_level(&[]), &model);
         single["added_tokens"][0]["content"] = " x".into();

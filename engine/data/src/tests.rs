@@ -39,7 +39,7 @@ fn a_directory_gives_its_text_in_sorted_path_order() {
     assert_eq!(data.bytes(), b"ddzzaabb");
     assert_eq!(
         data.describe(),
-        "4 files, 8 B, 8 tokens: 4 to train, 4 held out; 1 file (2 B) left out"
+        "4 files, 8 B, 8 tokens: 4 to train, 4 for validation; 1 file (2 B) left out"
     );
 }
 
@@ -124,9 +124,9 @@ fn without_roots_rights(test: &str) {
         .env(ROOTLESS, "1")
         .output()
         .unwrap_or_else(|e| panic!("setpriv (package util-linux): {e}"));
-    let said = String::from_utf8_lossy(&child.stdout);
-    let refused = child.status.success() && said.contains(REFUSED);
-    assert!(refused, "{said}{}", String::from_utf8_lossy(&child.stderr));
+    let message = String::from_utf8_lossy(&child.stdout);
+    let refused = child.status.success() && message.contains(REFUSED);
+    assert!(refused, "{message}{}", String::from_utf8_lossy(&child.stderr));
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn a_part_shorter_than_a_window_is_refused_with_the_arithmetic() {
     );
     let message = error(open(None, 0.2, 2));
     assert!(
-        message.contains("held-out part has 2 tokens (10 in all - 8 in the other"),
+        message.contains("validation part has 2 tokens (10 in all - 8 in the other"),
         "{message}"
     );
     assert!(error(open(Some("long"), 0.1, 10)).starts_with("data.train"));
@@ -205,7 +205,7 @@ fn targets_are_the_next_tokens_of_the_training_part_only() {
 }
 
 #[test]
-fn evaluation_predicts_every_held_out_token_but_the_first_exactly_once() {
+fn evaluation_predicts_every_validation_token_but_the_first_exactly_once() {
     let folder = folder(&[("t", b"0123456789"), ("v", b"abcdefghijk")]);
     let (train, validation) = (path(&folder, "t"), path(&folder, "v"));
     for seq_len in 1..=9 {
@@ -231,12 +231,12 @@ fn evaluation_predicts_every_held_out_token_but_the_first_exactly_once() {
 }
 
 #[test]
-fn the_last_tenth_is_held_out_by_default() {
+fn the_last_tenth_is_the_validation_set_by_default() {
     let text: Vec<u8> = (0..200).collect();
     let folder = folder(&[("t", &text)]);
     let data = Corpus::open(&path(&folder, "t"), None, DataFormat::Bytes, 0.1, 256, 4).unwrap();
     assert_eq!((data.split, data.num_eval_targets(u64::MAX)), (180, 19));
-    assert_eq!(data.describe(), "1 file, 200 B, 200 tokens: 180 to train, 20 held out");
+    assert_eq!(data.describe(), "1 file, 200 B, 200 tokens: 180 to train, 20 for validation");
 }
 
 #[test]

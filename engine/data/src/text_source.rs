@@ -139,9 +139,9 @@ mod tests {
         assert!(data.bytes().starts_with(&first.bytes()));
         assert_eq!(data.token(first.num_tokens()), data.token(0));
         assert!(data.bytes_per_token().unwrap() > 2.0, "{data:?}");
-        let said = data.describe();
+        let message = data.describe();
         for text in ["2 files, 199 B", "bytes per token", "2 files (5 B) left out"] {
-            assert!(said.contains(text), "{said}");
+            assert!(message.contains(text), "{message}");
         }
         let refused =
             |name: &str, vocab| open(&path(&folder, name), vocab).unwrap_err().to_string();
@@ -149,8 +149,8 @@ mod tests {
             ("c.txt", "not UTF-8 (byte 0xff at offset 0)"),
             ("d.md", "ends inside a character (which begins at offset 3)"),
         ] {
-            let said = refused(name, 300);
-            assert!(said.contains(text) && said.ends_with("; or leave it out"), "{said}");
+            let message = refused(name, 300);
+            assert!(message.contains(text) && message.ends_with("; or leave it out"), "{message}");
         }
         let small = refused("a.txt", 299);
         assert!(small.starts_with("data.tokenizer") && small.contains("model.vocab"), "{small}");

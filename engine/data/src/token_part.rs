@@ -93,9 +93,9 @@ impl TokenPart {
 
 /// The documents of a part that was written with a mask.
 pub(super) fn documents(file: &TokenFile) -> Result<Vec<Document>, Problem> {
-    let index = Index::beside(file)?;
+    let index = Index::open_for(file)?;
     let lost = || Problem::LostMask { mask: mask::path_of(&file.path) };
-    let mask = Mask::beside(file, &index, 0)?.ok_or_else(lost)?;
+    let mask = Mask::open_for(file, &index, 0)?.ok_or_else(lost)?;
     let mut bytes = vec![0; file.stamp.bytes as usize];
     file.read(0, &mut bytes)?;
     let mut tokens = Vec::new();

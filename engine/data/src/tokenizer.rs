@@ -61,15 +61,15 @@ impl Tokenizer {
             })?,
             false => read(path)?,
         };
-        let mut beside = Vec::new();
+        let mut other_files = Vec::new();
         for name in FILES {
             match read(&folder.join(name)) {
                 Err(Problem::Missing) => {}
                 Err(problem) => return Err(Problem::BadListed(format!("{name}: {problem}"))),
-                Ok(bytes) => beside.push((name, bytes)),
+                Ok(bytes) => other_files.push((name, bytes)),
             }
         }
-        Self::from_files(bytes, &beside)
+        Self::from_files(bytes, &other_files)
     }
 
     /// Reads the file that a run keeps, which needs no other files.
@@ -85,10 +85,10 @@ impl Tokenizer {
         Self::from_files(bytes, &[])
     }
 
-    pub(super) fn from_files(bytes: Vec<u8>, beside: &Files) -> Result<Self, Problem> {
+    pub(super) fn from_files(bytes: Vec<u8>, other_files: &Files) -> Result<Self, Problem> {
         let wrong = |why: String| Problem::NoTokenizer(why);
-        let sources = sources(&bytes, beside);
-        let FullTokenizer { inner, file, bytes, listed } = FullTokenizer::of(bytes, beside)?;
+        let sources = sources(&bytes, other_files);
+        let FullTokenizer { inner, file, bytes, listed } = FullTokenizer::of(bytes, other_files)?;
         let cuts = Cuts::of(&file);
         drop(file);
         let largest = inner.get_vocab(true).into_values().max();
@@ -105,13 +105,17 @@ impl Tokenizer {
         Ok(Self { inner, bytes, sources, listed, vocab, cuts, plain, normalizes })
     }
 
-    /// Whether this is the tokenizer of `file`, a tokenizer.json, and of the files that `beside`
-    /// returns by name.
-    pub(crate) fn is_of<'a>(&self, file: &[u8], beside: impl Fn(&str) -> Option<&'a [u8]>) -> bool {
-        let beside = FILES.map(|name| beside(name).map(|bytes| (name, bytes.to_vec())));
-        let beside: Vec<_> = beside.into_iter().flatten().collect();
-        self.sources == sources(file, &beside)
-            || FullTokenizer::of(file.to_vec(), &beside)
+    /// Whether this is the tokenizer of `file`, a tokenizer.json, and of the files that
+    /// `other_files` returns by name.
+    pub(crate) fn is_of<'a>(
+        &self,
+        file: &[u8],
+        other_files: impl Fn(&str) -> Option<&'a [u8]>,
+    ) -> bool {
+        let other_files = FILES.map(|name| other_files(name).map(|bytes| (name, bytes.to_vec())));
+        let other_files: Vec<_> = other_files.into_iter().flatten().collect();
+        self.sources == sources(file, &other_files)
+            || FullTokenizer::of(file.to_vec(), &other_files)
                 .is_ok_and(|whole| whole.bytes == self.bytes)
     }
 
@@ -228,11 +232,11 @@ impl Tokenizer {
         let is_put: Vec<bool> =
             encoded.get_special_tokens_mask().iter().map(|put| *put == 1).collect();
         let mut text = with_places(Ok(encoded), text)?;
-        let behind = is_put.iter().rposition(|put| !put).map_or(text.len(), |last| last + 1);
-        let behind = text.split_off(behind).into_iter().map(|(token, _)| token).collect();
+        let back = is_put.iter().rposition(|put| !put).map_or(text.len(), |last| last + 1);
+        let back = text.split_off(back).into_iter().map(|(token, _)| token).collect();
         let front = is_put.iter().position(|put| !put).unwrap_or(0);
         let front = text.drain(..front).map(|(token, _)| token).collect();
-        Ok(TokenSpans { front, text, behind })
+        Ok(TokenSpans { front, text, back })
     }
 
     /// The first control token that the tokenizer finds in the text after normalization.
@@ -288,7 +292,7 @@ impl Tokenizer {
 
     /// A decoder for tokens that arrive one by one.
     pub fn decoder(&self) -> Decoder<'_> {
-        Decoder { inner: &self.inner, tokens: Vec::new(), told: 0 }
+        Decoder { inner: &self.inner, tokens: Vec::new(), num_returned: 0 }
     }
 }
 
@@ -296,7 +300,7 @@ impl Tokenizer {
 pub(super) struct TokenSpans {
     pub(super) front: Vec<u32>,
     pub(super) text: Vec<(u32, Range<usize>)>,
-    pub(super) behind: Vec<u32>,
+    pub(super) back: Vec<u32>,
 }
 
 /// A tokenizer.json with the tokens that the other files list.
@@ -309,7 +313,7 @@ struct FullTokenizer {
 }
 
 impl FullTokenizer {
-    fn of(bytes: Vec<u8>, beside: &Files) -> Result<Self, Problem> {
+    fn of(bytes: Vec<u8>, other_files: &Files) -> Result<Self, Problem> {
         let wrong = |why: String| Problem::NoTokenizer(why);
         if bytes.len() as u64 > LONGEST {
             return Err(wrong(format!("it is longer than {}", topology::format_bytes(LONGEST))));
@@ -328,7 +332,7 @@ impl FullTokenizer {
         let inner = load(&bytes).map_err(wrong)?;
         let own = inner.get_added_tokens_decoder().into_iter().collect();
         let read = |name: &str| {
-            beside.iter().find(|(other, _)| *other == name).map(|(_, bytes)| bytes.clone())
+            other_files.iter().find(|(other, _)| *other == name).map(|(_, bytes)| bytes.clone())
         };
         let all = listed(&read, &own).map_err(Problem::BadListed)?;
         let whole = Self { inner, file, bytes, listed: BTreeSet::new() };
@@ -392,9 +396,10 @@ fn load(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
 }
 
 /// 128-bit xxh3 hash of a tokenizer.json and the other files.
-fn sources(file: &[u8], beside: &Files) -> u128 {
-    let beside = beside.iter().flat_map(|(name, bytes)| [name.as_bytes(), bytes.as_slice()]);
-    hash_of_parts([file].into_iter().chain(beside))
+fn sources(file: &[u8], other_files: &Files) -> u128 {
+    let other_files =
+        other_files.iter().flat_map(|(name, bytes)| [name.as_bytes(), bytes.as_slice()]);
+    hash_of_parts([file].into_iter().chain(other_files))
 }
 
 /// Converts tokens that arrive one by one into text. A single token may be a part of a character,
@@ -405,7 +410,7 @@ pub struct Decoder<'a> {
     /// Tokens of the last returned text, followed by newer tokens.
     tokens: Vec<u32>,
     /// Number of tokens of the last returned text.
-    told: usize,
+    num_returned: usize,
 }
 
 impl Decoder<'_> {
@@ -421,12 +426,12 @@ impl Decoder<'_> {
     }
 
     fn piece(&mut self, last: bool) -> String {
-        let (before, new) = self.tokens.split_at(self.told);
+        let (before, new) = self.tokens.split_at(self.num_returned);
         let (Ok(before), Ok(all), Ok(alone)) =
             (self.text(before), self.text(&self.tokens), self.text(new))
         else {
             self.tokens.clear();
-            self.told = 0;
+            self.num_returned = 0;
             return char::REPLACEMENT_CHARACTER.into();
         };
         // Some decoders change earlier text next to an incomplete character; then the new tokens
@@ -437,8 +442,8 @@ impl Decoder<'_> {
             return String::new();
         }
         let piece = piece.to_owned();
-        self.tokens.drain(..self.told);
-        self.told = self.tokens.len();
+        self.tokens.drain(..self.num_returned);
+        self.num_returned = self.tokens.len();
         piece
     }
 

@@ -42,8 +42,8 @@ pub enum UnpackError {
 }
 
 impl UnpackError {
-    /// The error of a decoder or of the file system while a file is read, `done` bytes of text
-    /// behind its beginning.
+    /// The error of a decoder or of the file system while a file is read, after `done` bytes
+    /// of text.
     pub(crate) fn unread(error: &io::Error, done: u64) -> Self {
         // The file system has no part in a decoder's errors.
         if error.raw_os_error().is_some() {

@@ -365,8 +365,8 @@ mod tests {
             let name = format!("Org/Model-1B{revision}");
             assert_eq!(at(&name).unwrap(), model.join("snapshots/0123"), "{name}");
         }
-        let said = "the download of the model is not complete: run `hf download Org/Model-1B --revision 0123`";
-        assert_eq!(incomplete_download(&model.join("snapshots/0123")).as_deref(), Some(said));
+        let message = "the download of the model is not complete: run `hf download Org/Model-1B --revision 0123`";
+        assert_eq!(incomplete_download(&model.join("snapshots/0123")).as_deref(), Some(message));
         assert_eq!(incomplete_download(&model), None);
         fs::create_dir_all(cache.path().join("models--gpt2/snapshots/main")).unwrap();
         assert_eq!(at("gpt2").unwrap(), cache.path().join("models--gpt2/snapshots/main"));

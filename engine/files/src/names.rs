@@ -50,6 +50,10 @@ pub const FILES: [&str; 12] = [
 /// The folder of checkpoints in a run's directory.
 pub const CHECKPOINTS: &str = "checkpoints";
 
+/// The same folder while a command writes all checkpoints of a new run. It gets the name
+/// [`CHECKPOINTS`] when all are complete.
+pub const UNFINISHED_CHECKPOINTS: &str = ".checkpoints.tmp";
+
 /// The name of a checkpoint, for example `step-00000120`.
 pub fn checkpoint_name(step: u64) -> String {
     format!("step-{step:08}")
@@ -57,9 +61,11 @@ pub fn checkpoint_name(step: u64) -> String {
 
 /// The step in a file name that is [`checkpoint_name`] with one of `endings`.
 pub fn step_of(file: &str, endings: &[&str]) -> Option<u64> {
-    let bare = endings.iter().find_map(|ending| file.strip_suffix(ending))?;
-    let step = bare.strip_prefix("step-")?.parse().ok()?;
-    (checkpoint_name(step) == bare).then_some(step)
+    endings.iter().find_map(|ending| {
+        let bare = file.strip_suffix(ending)?;
+        let step = bare.strip_prefix("step-")?.parse().ok()?;
+        (checkpoint_name(step) == bare).then_some(step)
+    })
 }
 
 /// Steps and names of the entries named [`checkpoint_name`] and one of `endings`, oldest first.

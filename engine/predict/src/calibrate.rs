@@ -181,7 +181,7 @@ fn explain(timed: &[OpTiming], cores: usize) -> MeasuredConfig {
             samples.map(|t| [t.work.flops, t.work.bytes as f64, left(t.seconds, op)]).collect();
         two_rates(&samples).map(giga)
     };
-    let plain = |w: &Work| matches!(w.kind, WorkKind::Gemm { .. }) && w.apart.is_none();
+    let plain = |w: &Work| matches!(w.kind, WorkKind::Gemm { .. }) && w.separate_op.is_none();
     let gemm = [false, true].map(|wide| fit(&|w: &Work| plain(w) && w.wide == wide));
     let epilogues: Vec<OpTiming> = timed.iter().filter_map(|t| epilogue(t, &gemm)).collect();
     let rate = |of: &dyn Fn(&Work) -> bool, start: f64| {
@@ -222,11 +222,12 @@ fn explain(timed: &[OpTiming], cores: usize) -> MeasuredConfig {
 /// The time of a matmul's epilogue, under the name of the separate op: the time of the op minus
 /// that of the matmul at `rates`.
 fn epilogue(t: &OpTiming, rates: &[[f32; 2]; 2]) -> Option<OpTiming> {
-    let (name, bytes) = t.work.apart?;
+    let (name, bytes) = t.work.separate_op?;
     let [flops, moved] = rates[usize::from(t.work.wide)].map(|rate| 1e9 * f64::from(rate));
     let part = |amount: f64, rate: f64| if rate > 0.0 { amount / rate } else { 0.0 };
     let product = part(t.work.flops, flops) + part(t.work.bytes as f64, moved);
-    let work = Work { name, bytes, kind: WorkKind::Kernel, flops: 0.0, apart: None, ..t.work };
+    let work =
+        Work { name, bytes, kind: WorkKind::Kernel, flops: 0.0, separate_op: None, ..t.work };
     Some(OpTiming { work, seconds: left(t.seconds, product) })
 }
 

@@ -130,7 +130,7 @@ impl<'a> ConfigChoices<'a> {
         lay_out(config, &self.built.machine)
     }
 
-    fn ahead(&self, share: f32) -> Config {
+    fn speculative_config(&self, share: f32) -> Config {
         with(self.given, UpdateMode::Speculative, SpeculatedFraction::Share(share))
     }
 
@@ -138,7 +138,7 @@ impl<'a> ConfigChoices<'a> {
     /// parameters is updated speculatively. If the checkpoint copy of the states fits without the
     /// second arrays, it must also fit with them.
     fn holds(&self, share: f32) -> bool {
-        let config = self.ahead(share);
+        let config = self.speculative_config(share);
         let built = self.lay_out(&config);
         let copies = |config, built| decided(config, built).copy > 0;
         built.machine.is_sound(&config)
@@ -158,7 +158,8 @@ impl<'a> ConfigChoices<'a> {
             "update: Auto is Speculative with a share of"
         };
         let pinned = |built: &RankLayout| built.plan.bytes(Arena::Pinned);
-        let more = pinned(&self.lay_out(&self.ahead(share))).saturating_sub(pinned(&self.built));
+        let more = pinned(&self.lay_out(&self.speculative_config(share)))
+            .saturating_sub(pinned(&self.built));
         let why = format!(
             "offload.{key} {share}: {why}; it takes {} more of the host's memory per rank",
             format_bytes(more)
@@ -168,7 +169,7 @@ impl<'a> ConfigChoices<'a> {
 
     /// Whether the share updates anything speculatively: it must cover at least the last segment.
     fn moves(&self, share: f32) -> bool {
-        self.lay_out(&self.ahead(share)).optimizer.is_speculative()
+        self.lay_out(&self.speculative_config(share)).optimizer.is_speculative()
     }
 
     /// The error of a given share that is smaller than the last segment.
@@ -233,7 +234,7 @@ impl<'a> ConfigChoices<'a> {
             return Ok(self.nothing_fits());
         }
         let timed = |&share: &f32| {
-            let config = self.ahead(share);
+            let config = self.speculative_config(share);
             Ok((Brief::of(&config, &self.lay_out(&config))?.seconds, share))
         };
         let timed: Vec<(f64, f32)> =

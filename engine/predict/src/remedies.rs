@@ -408,14 +408,14 @@ mod tests {
     fn what_is_found_is_what_laying_out_every_change_finds() {
         let machine = LocalMachine::default();
         let small = ["batch.micro=64", "batch.global=128", "device.memory=\"48MiB\""];
-        let ahead =
+        let speculative =
             ["offload.update=Speculative", "offload.optimizer=Host", "device.memory=\"24MiB\""];
         let in_two = ["offload.optimizer=Split(device_fraction: 0.5)", "device.memory=\"16MiB\""];
         let few = "model.layers=6";
         let mut all = 0;
         for (name, sets) in [
             ("quickstart.ron", &small[..]),
-            ("quickstart.ron", &ahead),
+            ("quickstart.ron", &speculative),
             ("quickstart.ron", &in_two),
             ("quickstart.ron", &["device.memory=\"8MiB\""]),
             ("small-text-llama.ron", &["device.memory=\"20MiB\"", "model.layers=9"]),

@@ -64,15 +64,15 @@ pub fn schedules(
     if vertical_width(config) == 1 && vertical_width(&together) > 1 && machine.is_sound(&together) {
         others.push(together);
     }
-    if let Some(mut ahead) = of(UpdateMode::Speculative) {
-        match choice(&ahead, machine) {
+    if let Some(mut speculative) = of(UpdateMode::Speculative) {
+        match choice(&speculative, machine) {
             // The share updates nothing speculatively: the step is that of `Overlapped`.
             Err(SimulateError::NothingAhead { .. }) => {}
             chosen => {
                 if let Some((_, share, _)) = chosen? {
-                    ahead.offload.speculated_fraction = share;
+                    speculative.offload.speculated_fraction = share;
                 }
-                others.push(ahead);
+                others.push(speculative);
             }
         }
     }

@@ -239,27 +239,27 @@ fn search_form(
     };
     let enumerated = enumerated + fitting.len() - of_these;
     let fit = fitting.len();
-    let (mut kept, aside) = without_dominated(fitting);
-    let left_out = kept.len().saturating_sub(MOST_SIMULATED);
-    let not_dominated = kept.len();
+    let (mut candidates, alternatives) = without_dominated(fitting);
+    let left_out = candidates.len().saturating_sub(MOST_SIMULATED);
+    let not_dominated = candidates.len();
     let effort = |c: &Config| (c.recompute, Reverse(c.batch.micro));
-    kept.sort_by_key(|c| (!c.given, effort(&c.config), c.config.parallel.tensor));
-    kept.truncate(MOST_SIMULATED);
-    let stage = progress.begin_steps("simulating the layouts that fit", kept.len() as u64);
+    candidates.sort_by_key(|c| (!c.given, effort(&c.config), c.config.parallel.tensor));
+    candidates.truncate(MOST_SIMULATED);
+    let stage = progress.begin_steps("simulating the layouts that fit", candidates.len() as u64);
     let brief = |c: Candidate| {
         let brief = Brief::of(&c.config, &c.built)?;
         stage.add(1);
         Ok((brief, c))
     };
     let screened: Vec<ScreenedCandidate> =
-        kept.into_par_iter().map(brief).collect::<Result<_, SimulateError>>()?;
+        candidates.into_par_iter().map(brief).collect::<Result<_, SimulateError>>()?;
     drop(stage);
-    let numbers_aside: BTreeSet<usize> = aside.iter().map(|(c, _)| c.number).collect();
+    let alternative_numbers: BTreeSet<usize> = alternatives.iter().map(|(c, _)| c.number).collect();
     let stage = progress.begin_steps("simulating changes of the fastest layouts", 0);
-    let screened = with_choices(given, screened, aside)?;
+    let screened = with_choices(given, screened, alternatives)?;
     drop(stage);
     let tried: BTreeSet<usize> = screened.iter().map(|(_, c)| c.number).collect();
-    let revived = tried.intersection(&numbers_aside).count();
+    let revived = tried.intersection(&alternative_numbers).count();
     let set_aside = fit - not_dominated - revived;
     let simulated_briefly = not_dominated - left_out + revived;
     let choices = screened.len() - simulated_briefly;
@@ -438,15 +438,15 @@ fn without_dominated(all: Vec<Candidate>) -> (Vec<Candidate>, Vec<(Candidate, us
     };
     let goes: Vec<(bool, Option<usize>)> =
         all.iter().map(|c| if c.given { (false, None) } else { dominated(c) }).collect();
-    let (mut kept, mut aside) = (Vec::new(), Vec::new());
+    let (mut candidates, mut alternatives) = (Vec::new(), Vec::new());
     for (candidate, (goes, works_less)) in all.into_iter().zip(goes) {
         match works_less {
-            Some(works_less) => aside.push((candidate, works_less)),
-            None if !goes => kept.push(candidate),
+            Some(works_less) => alternatives.push((candidate, works_less)),
+            None if !goes => candidates.push(candidate),
             None => {}
         }
     }
-    (kept, aside)
+    (candidates, alternatives)
 }
 
 #[cfg(test)]

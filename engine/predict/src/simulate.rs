@@ -206,12 +206,12 @@ fn play(
     config: &Config,
     built: &RankLayout,
     checked: bool,
-    ahead: SpeculationOutcome,
+    speculation: SpeculationOutcome,
 ) -> Result<Timeline, SimulateError> {
     // Fails early without a box, because the step may be too long to record.
     let hardware = hardware(config, built.host_bytes(config))?;
     let mut program = record(config, built, checked)?;
-    match ahead {
+    match speculation {
         SpeculationOutcome::None => program.leave_out("ahead_tile"),
         SpeculationOutcome::Committed => program.leave_out("settle_tile"),
         SpeculationOutcome::Redone => {}

@@ -28,8 +28,8 @@ pub fn decided(config: &Config, built: &RankLayout, nodes: &dyn Fn(u64) -> HostN
 
 /// Number of fp32 arrays of a rank in a checkpoint: states, and the gradient of a delayed update.
 pub fn saved_states(config: &Config) -> usize {
-    let late = matches!(update_mode(config), UpdateMode::Delayed { .. });
-    3 + usize::from(late)
+    let is_delayed = matches!(update_mode(config), UpdateMode::Delayed { .. });
+    3 + usize::from(is_delayed)
 }
 
 /// Bytes of a rank's states in a checkpoint.

@@ -28,7 +28,7 @@ pub struct StepReport {
     /// Number of skipped steps since the first step.
     pub skipped_total: u64,
     /// Outcome of the speculative updates, with `offload.update: Speculative`.
-    pub ahead: SpeculationOutcome,
+    pub speculation: SpeculationOutcome,
     /// Whether two runs of the step gave the same bits; `None` if the step ran once.
     pub verified: Option<bool>,
     /// Wall time in seconds since the end of the previous step.

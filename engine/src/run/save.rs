@@ -204,7 +204,7 @@ impl Saver {
             self.finish(listener);
         }
         self.passes(rank.index(), FaultPoint::Saving, step);
-        let (side, late) = (optimizer.state_buffer(dev)?, optimizer.has_delayed_update());
+        let (side, is_delayed) = (optimizer.state_buffer(dev)?, optimizer.has_delayed_update());
         let pieces = pieces(&trainer.decoder, &|segment| optimizer.owned(segment, side), rank);
         match &self.copies {
             Some(copies) => {
@@ -213,7 +213,7 @@ impl Saver {
             }
             None => {
                 if first {
-                    world.held_up(|| self.begin(step, late, skipped_in_a_row));
+                    world.held_up(|| self.begin(step, is_delayed, skipped_in_a_row));
                 }
                 barrier(dev, meeting)?;
                 if self.is_well_everywhere(rank, world)? {
@@ -223,7 +223,7 @@ impl Saver {
                         false => Ok(read(dev, part, to)?),
                     };
                     self.passes(rank.index(), FaultPoint::Writing, step);
-                    let file = || self.write(rank.index(), &pieces, late, step, &mut fill);
+                    let file = || self.write(rank.index(), &pieces, is_delayed, step, &mut fill);
                     world.held_up(file)?;
                 }
             }
@@ -243,7 +243,7 @@ impl Saver {
             evaluations,
             evaluation,
             words,
-            late,
+            is_delayed,
             started,
             waited,
         };
@@ -292,11 +292,11 @@ impl Saver {
         &self,
         number: usize,
         pieces: &Pieces,
-        late: bool,
+        is_delayed: bool,
         step: u64,
         fill: &mut Fill<'_, SaveFailure>,
     ) -> Result<(), Error> {
-        match self.write_file(number, pieces, late, step, fill) {
+        match self.write_file(number, pieces, is_delayed, step, fill) {
             Ok(file) => self.wrote(number, Ok(file)),
             Err(SaveFailure::Io(error)) => self.wrote(number, Err(error)),
             Err(SaveFailure::Device(error)) => return Err(error),
@@ -308,13 +308,13 @@ impl Saver {
         &self,
         number: usize,
         pieces: &Pieces,
-        late: bool,
+        is_delayed: bool,
         step: u64,
         fill: &mut Fill<'_, E>,
     ) -> Result<RankRecord, E> {
         let growing = self.growing(step)?;
         let folder = growing.directory();
-        write_file(number, &self.base, pieces, late, folder, &self.under_way, fill)
+        write_file(number, &self.base, pieces, is_delayed, folder, &self.under_way, fill)
     }
 
     pub(super) fn wrote(&self, number: usize, written: io::Result<RankRecord>) {
@@ -334,7 +334,7 @@ impl Saver {
         UnfinishedCheckpoint::begun(folder.ok_or_else(gone)?, step)
     }
 
-    pub(super) fn begin(&self, step: u64, late: bool, skipped: u64) {
+    pub(super) fn begin(&self, step: u64, is_delayed: bool, skipped: u64) {
         {
             let shared = &mut *lock(&self.shared);
             (shared.growing, shared.problem) = (None, None);
@@ -345,7 +345,7 @@ impl Saver {
             let newest = shared.good.last().filter(|_| !self.needs_all(skipped));
             let (newest, older) = (newest.map(|good| good.step), shared.needed_best());
             let needed = newest.map(|newest| NeededCheckpoints { newest, older: &older });
-            let bytes = checkpoint_bytes(self.bytes(late));
+            let bytes = checkpoint_bytes(self.bytes(is_delayed));
             let full = std::mem::take(&mut shared.full);
             make_room(folder, needed, full, bytes, &Directory::free)
         };
@@ -357,9 +357,9 @@ impl Saver {
     }
 
     /// Bytes of all states.
-    fn bytes(&self, late: bool) -> u64 {
+    fn bytes(&self, is_delayed: bool) -> u64 {
         let elements: usize = self.base.tensors.iter().map(TensorEntry::num_elements).sum();
-        4 * states(late).len() as u64 * elements as u64
+        4 * states(is_delayed).len() as u64 * elements as u64
     }
 
     pub(super) fn is_well(&self) -> bool {
@@ -392,7 +392,7 @@ impl Saver {
             manifest.skipped_in_a_row = job.skipped_in_a_row;
             manifest.evaluations = job.evaluations.map(|seen| seen.with_best(self.best()));
             manifest.tokens = job.step * self.tokens_per_step;
-            manifest.control = Control::of(&job.words, self.base.control.scaled, job.late);
+            manifest.control = Control::of(&job.words, self.base.control.scaled, job.is_delayed);
             let files: Vec<_> = lock(&self.shared).files.iter_mut().map(Option::take).collect();
             hashing = files.iter().flatten().map(|file| file.hashing).max().unwrap_or_default();
             let growing = self.folder.check_lock().and_then(|()| self.growing(job.step));
@@ -455,7 +455,7 @@ impl Saver {
             waited: job.waited.unwrap_or(seconds).as_secs_f64(),
             seconds: seconds.as_secs_f64(),
             hashing: hashing.as_secs_f64(),
-            bytes: self.bytes(job.late),
+            bytes: self.bytes(job.is_delayed),
         }
     }
 }

@@ -23,6 +23,11 @@ pub enum RunDirError {
     #[error("{} already holds a run, and nothing was replaced; give another directory", .0.shown())]
     Taken(PathBuf),
     #[error(
+        "{} is what a `checkpoint reshard` or `checkpoint import` left that was ended too early: run that command again, or \
+         remove the directory of that run", .0.shown()
+    )]
+    Unfinished(PathBuf),
+    #[error(
         "{} is there and is not what would be written, and nothing was replaced; remove it, or give \
          another directory", .0.shown()
     )]

@@ -42,32 +42,31 @@ impl RunDir {
         write().map_err(cannot("write", &path))
     }
 
-    /// Checks that the folder can be removed and written again. Another file in it would prevent
-    /// both.
-    ///
-    /// # Errors
-    /// [`RunDirError::Strange`] names this file.
-    pub(super) fn check_kept(&self) -> Result<(), RunDirError> {
-        let run = self.own("read", KEPT)?;
-        let path = run.called(KEPT);
-        let names = match opened(run, KEPT) {
-            Ok(None) => return Ok(()),
-            Ok(Some(kept)) => kept.names(),
-            Err(error) => Err(error),
-        };
-        let strange = |name: &OsString| !FILES.iter().any(|file| *file == *name);
-        match names.map_err(cannot("read", &path))?.into_iter().find(strange) {
-            Some(name) => Err(RunDirError::Strange(path.join(name))),
-            None => Ok(()),
-        }
-    }
-
     /// Removes the folder. Other files in it stay.
     pub(super) fn remove_kept(&self) -> Result<(), RunDirError> {
         let run = self.own("remove", KEPT)?;
         [KEPT, GROWING]
             .into_iter()
             .try_for_each(|name| remove(run, name).map_err(cannot("remove", &run.called(name))))
+    }
+}
+
+/// Checks that the folder in the run directory `run` can be removed and written again. Another file in
+/// it would prevent both.
+///
+/// # Errors
+/// [`RunDirError::Strange`] names this file.
+pub(super) fn check_kept(run: &Directory) -> Result<(), RunDirError> {
+    let path = run.called(KEPT);
+    let names = match opened(run, KEPT) {
+        Ok(None) => return Ok(()),
+        Ok(Some(kept)) => kept.names(),
+        Err(error) => Err(error),
+    };
+    let strange = |name: &OsString| !FILES.iter().any(|file| *file == *name);
+    match names.map_err(cannot("read", &path))?.into_iter().find(strange) {
+        Some(name) => Err(RunDirError::Strange(path.join(name))),
+        None => Ok(()),
     }
 }
 

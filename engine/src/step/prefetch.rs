@@ -18,10 +18,10 @@ impl Trainer {
     /// then on run after [`params_ready`](offload::Optimizer::params_ready) of `segment`.
     pub(super) fn await_params(&mut self, dev: &Device, segment: usize) {
         let last = self.decoder.num_segments() - 1;
-        for ahead in segment..=(segment + self.schedule.lookahead).min(last) {
-            let is_resident = self.optimizer.param_buffer(ahead).is_none();
-            if is_resident && !self.is_delayed_update_queued(ahead) {
-                self.optimizer.publish(dev, ahead);
+        for target in segment..=(segment + self.schedule.lookahead).min(last) {
+            let is_resident = self.optimizer.param_buffer(target).is_none();
+            if is_resident && !self.is_delayed_update_queued(target) {
+                self.optimizer.publish(dev, target);
             }
         }
         self.prefetch_params(dev, segment);

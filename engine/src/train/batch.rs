@@ -172,8 +172,8 @@ impl Loader {
     pub(crate) fn prefetch(&mut self, dev: &Device) {
         let room = self.slots() - 1;
         let many = self.by_group || self.taken.is_multiple_of(self.micro_batches);
-        let ahead = if many { room } else { 1 };
-        let until = (self.taken + ahead).min(self.released + room + 1).min(self.end);
+        let lookahead = if many { room } else { 1 };
+        let until = (self.taken + lookahead).min(self.released + room + 1).min(self.end);
         while self.next < until {
             self.send(dev, self.slot(self.next), self.next);
             self.next += 1;

@@ -14,7 +14,9 @@ mod ptx;
 mod rig;
 
 use device::numerics::CountedRange;
-use device::{DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduction, VocabShard};
+use device::{
+    DeviceOp, Dropout, Dtype, Gate, HeadNorm, HeadNormGrads, Heads, Op, Reduction, VocabShard,
+};
 use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 use rig::{Rig, VALUES, noise, normal, ulp};
 use std::sync::Arc;
@@ -112,16 +114,24 @@ fn dropout_is_the_same_bits() {
                 let bias = rig.put(dtype, (1, cols), &noise(2, cols));
                 let residual = rig.put(dtype, (rows, cols), &noise(3, n));
                 let mut pair = rig.open();
-                pair.check_exact(&Op::BiasDropoutAdd { x, bias: Some(bias), residual, y, dropout });
+                pair.check_exact(&Op::BiasDropoutAdd {
+                    x,
+                    bias: Some(bias),
+                    residual,
+                    y,
+                    dropout,
+                    scale: 1.0,
+                });
                 pair.check_exact(&Op::BiasDropoutAdd {
                     x: partial,
                     bias: Some(bias),
                     residual,
                     y,
                     dropout,
+                    scale: 1.0,
                 });
-                pair.check_exact(&Op::Dropout { x, y, dropout });
-                pair.check_exact(&Op::Dropout { x, y: x, dropout });
+                pair.check_exact(&Op::Dropout { x, y, dropout, scale: 1.0 });
+                pair.check_exact(&Op::Dropout { x, y: x, dropout, scale: 1.0 });
             }
         }
     });
@@ -221,13 +231,20 @@ fn rows_of_tables_are_the_same_bits() {
             let documents = [3, 4, 1, 1, 5, 7, 7, 2, 2, 3, 7, 7, 4, 3];
             let starts = rig.put_starts(7, &documents, first_row..first_row + 40);
             let mut pair = rig.open();
-            pair.check_exact(&Op::Embedding { tokens: ids, table, shard, y });
+            pair.check_exact(&Op::Embedding { tokens: ids, table, shard, y, scale: 1.0 });
             for starts in [None, Some(starts)] {
                 pair.check_exact(&Op::AddPositions { x: y, table: positions, first_row, starts });
                 let op = Op::PositionsBackward { d_y, first_row, starts, d_table: d_positions };
                 pair.check_exact(&op);
             }
-            pair.check_exact(&Op::EmbeddingBackward { tokens: ids, order, d_y, shard, d_table });
+            pair.check_exact(&Op::EmbeddingBackward {
+                tokens: ids,
+                order,
+                d_y,
+                shard,
+                d_table,
+                scale: 1.0,
+            });
         }
     });
 }
@@ -296,6 +313,7 @@ fn the_loss_over_two_shards_agrees() {
                 shard,
                 scale,
                 factor,
+                cap: None,
             });
         }
     });
@@ -397,8 +415,8 @@ fn rms_norm_and_its_gradients_agree() {
             let d_x = rig.put_noise(dtype, (rows, cols), 5);
             let d_gain = rig.out(dtype, (1, cols));
             let mut pair = rig.open();
-            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }, 3e-7, 1.0);
-            let op = Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain };
+            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5, offset: 0.0 }, 3e-7, 1.0);
+            let op = Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain, offset: 0.0 };
             // The gain's gradient is a sum over the rows.
             let sums = (rows as f64 / 100.0).max(1.0);
             pair.check(&op, 4e-6 * sums, 1.0);
@@ -415,8 +433,8 @@ fn swiglu_and_its_gradient_agree() {
             let x = rig.put(dtype, (rows, 2 * width), &values);
             let (y, d) = (rig.out(dtype, (rows, width)), rig.put_noise(dtype, (rows, width), 2));
             let mut pair = rig.open();
-            pair.check_exact(&Op::SwiGlu { x, y });
-            pair.check_exact(&Op::SwiGluBackward { x, d });
+            pair.check_exact(&Op::SwiGlu { x, y, gate: Gate::Silu });
+            pair.check_exact(&Op::SwiGluBackward { x, d, gate: Gate::Silu });
         }
     });
 }
@@ -453,7 +471,8 @@ fn rotations_and_their_gradients_agree() {
                     q_gain: rig.out(dtype, (1, dim)),
                     k_gain: rig.out(dtype, (1, dim)),
                 };
-                let norm = normed.then_some(HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 });
+                let norm =
+                    normed.then_some(HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6, offset: 0.0 });
                 let starts = rig.put_starts(5, &[2, 3, 1, 4].repeat(rows / 5), 0..rows);
                 let mut pair = rig.open();
                 for starts in [None, Some(starts)] {

@@ -95,9 +95,9 @@ impl Modules {
         self.files.len()
     }
 
-    /// The file that a path leads to when `from` says it; none outside of the crate.
-    fn meant(&self, from: &Path, said: &[String], depth: usize) -> Option<Path> {
-        let (first, rest) = said.split_first()?;
+    /// The file that a path leads to if `from` writes it; none outside of the crate.
+    fn meant(&self, from: &Path, written: &[String], depth: usize) -> Option<Path> {
+        let (first, rest) = written.split_first()?;
         match first.as_str() {
             "crate" => self.found(rest, depth),
             "self" => self.found(&[from, rest].concat(), depth),
@@ -116,7 +116,9 @@ impl Modules {
                 let names = &self.files[from].names;
                 let (_, path) = names.iter().find(|(name, _)| name == first)?;
                 let whole = [path.as_slice(), rest].concat();
-                (depth < 8 && path != said).then(|| self.meant(from, &whole, depth + 1)).flatten()
+                (depth < 8 && path != written)
+                    .then(|| self.meant(from, &whole, depth + 1))
+                    .flatten()
             }
         }
     }
@@ -135,8 +137,8 @@ impl Modules {
     /// The modules that each module uses.
     fn uses(&self) -> impl Iterator<Item = (&Path, Path)> {
         self.files.iter().flat_map(move |(from, file)| {
-            let said = file.names.iter().map(|(_, path)| path).chain(&file.paths);
-            said.filter_map(move |path| Some((from, self.meant(from, path, 0)?)))
+            let paths = file.names.iter().map(|(_, path)| path).chain(&file.paths);
+            paths.filter_map(move |path| Some((from, self.meant(from, path, 0)?)))
         })
     }
 

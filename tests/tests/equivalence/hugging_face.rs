@@ -157,7 +157,7 @@ fn what_is_imported_and_exported_is_the_same_folder() {
             config: &config,
             built: &built,
             tokenizer: None,
-            beside: &ModelFiles::default(),
+            model_files: &ModelFiles::default(),
             numbers: Numbers::F32,
             max_file_bytes: most,
             progress: &Silence,

@@ -1,6 +1,6 @@
-//! The Llama family, compared with transformers and PyTorch in float64: models from
-//! tests/fixtures/make_llama_fixture.py give the same logits, loss, gradients and ten losses on
-//! every layout, and are exported unchanged.
+//! Decoders of transformers, compared with transformers and PyTorch in float64: models from
+//! tests/fixtures/make_llama_fixture.py and make_decoder_fixture.py give the same logits, loss,
+//! gradients and ten losses on every layout, and are exported unchanged.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
@@ -33,7 +33,24 @@ const MASKED_B: usize = 24;
 const SEED: u64 = 7;
 const V: usize = 61;
 
-const MODELS: [&str; 5] = ["llama3", "llama-linear", "mistral", "qwen2", "qwen3"];
+const MODELS: [&str; 16] = [
+    "llama3",
+    "llama-linear",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "mistral-window",
+    "ministral3",
+    "olmo2",
+    "olmo3",
+    "smollm3",
+    "phi3",
+    "granite",
+    "seed-oss",
+    "qwen3-window",
+];
 
 /// Layouts: (tensor, data, sequence).
 const LAYOUTS: [(usize, usize, bool); 7] = [
@@ -51,15 +68,27 @@ fn folder(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/hf-{model}-tiny"))
 }
 
-/// Name in transformers of the tensor `ours`.
-fn theirs(ours: &str) -> String {
+/// Names of a block's norms: (onebox, transformers), a name before its prefix.
+const LLAMA_NORMS: [(&str, &str); 2] =
+    [("ln_1", "input_layernorm"), ("ln_2", "post_attention_layernorm")];
+const GEMMA_NORMS: [(&str, &str); 4] = [
+    ("ln_1_post", "post_attention_layernorm"),
+    ("ln_2_post", "post_feedforward_layernorm"),
+    ("ln_1", "input_layernorm"),
+    ("ln_2", "pre_feedforward_layernorm"),
+];
+
+/// Name in transformers of the tensor `ours` of `model`.
+fn theirs(model: &str, ours: &str) -> String {
     let name = match ours {
         "wte" => return "model.embed_tokens.weight".into(),
         "head" => return "lm_head.weight".into(),
         "ln_f.weight" => return "model.norm.weight".into(),
         _ => ours.replacen("h.", "model.layers.", 1),
     };
-    let name = name.replace("ln_1", "input_layernorm").replace("ln_2", "post_attention_layernorm");
+    let gemma = model.starts_with("gemma") || model.starts_with("olmo");
+    let norms = if gemma { &GEMMA_NORMS[..] } else { &LLAMA_NORMS[..] };
+    let name = norms.iter().fold(name, |name, (ours, theirs)| name.replace(ours, theirs));
     let name = name.replace("mlp.proj", "mlp.down").replace("attn.proj", "attn.o");
     let mut parts: Vec<String> = name.split('.').map(str::to_owned).collect();
     if parts[3] == "attn" {
@@ -80,7 +109,30 @@ fn load(model: &str) -> Fixture {
             all.add(&std::fs::read(path).unwrap());
         }
     }
+    split_joined(&mut all);
     all
+}
+
+/// Adds the parts of tensors that Phi-3 stores as one: q, k, v with 6, 2, 2 heads, and gate, up.
+fn split_joined(all: &mut Fixture) {
+    const JOINED: [(&str, &[(&str, usize)]); 2] = [
+        ("qkv_proj", &[("q_proj", 6), ("k_proj", 2), ("v_proj", 2)]),
+        ("gate_up_proj", &[("gate_proj", 1), ("up_proj", 1)]),
+    ];
+    for (joined, parts) in JOINED {
+        let found: Vec<String> =
+            all.0.keys().filter(|name| name.contains(joined)).cloned().collect();
+        let all_rows: usize = parts.iter().map(|(_, rows)| rows).sum();
+        for name in found {
+            let values = all.0[&name].clone();
+            let mut left = &values[..];
+            for (part, rows) in parts {
+                let (own, rest) = left.split_at(values.len() * rows / all_rows);
+                all.0.insert(name.replace(joined, part), own.to_vec());
+                left = rest;
+            }
+        }
+    }
 }
 
 fn fp32(model: &str, sets: &[String], seed: u64) -> Config {
@@ -125,17 +177,19 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
                 tokens: fixture.get("tokens"),
                 targets: fixture.get("targets"),
                 starts: None,
-                param: &|name| fixture.get(&theirs(name)),
+                param: &|name| fixture.get(&theirs(model, name)),
             };
             let PassResult { logits, loss, grads } = pass(&shape, layout.1, &given);
             let apart = worst(&logits, fixture.get("logits"));
             assert!(apart < 1e-5, "{model} {sets:?}: logits are {apart:e} apart");
             let apart = (loss - fixture.get("loss")[0]).abs();
             assert!(apart < 1e-6, "{model} {sets:?}: the loss is {apart:e} off");
-            let known = fixture.0.keys().filter(|name| name.starts_with("grad.")).count();
+            let joined = |name: &str| name.contains("qkv_proj") || name.contains("gate_up_proj");
+            let known = |name: &&String| name.starts_with("grad.") && !joined(name);
+            let known = fixture.0.keys().filter(known).count();
             assert_eq!(grads.len(), known, "{model}");
             for (name, grad) in &grads {
-                let want = fixture.get(&format!("grad.{}", theirs(name)));
+                let want = fixture.get(&format!("grad.{}", theirs(model, name)));
                 let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
                 let (apart, most) = (worst(grad, want), 5e-6 * size);
                 assert!(apart < most, "{model} {sets:?}: {name} is {apart:e} apart of {size:e}");
@@ -343,7 +397,7 @@ fn a_folder_goes_back_as_it_came() {
             config: &config,
             built: &built,
             tokenizer: None,
-            beside: &ModelFiles::default(),
+            model_files: &ModelFiles::default(),
             numbers: Numbers::F32,
             max_file_bytes: u64::MAX,
             progress: &Silence,
@@ -382,13 +436,14 @@ fn a_folder_goes_back_as_it_came() {
         let again = again.unwrap_or_else(|e| panic!("{e}")).config.model;
         let shape_of = |m: &config::ModelConfig| {
             (
-                m.layers,
-                m.hidden,
-                m.heads,
+                [m.layers, m.hidden, m.heads],
                 m.kv_heads,
                 m.head_dim,
                 m.ffn_hidden,
-                m.rope,
+                m.rope.clone(),
+                m.window_rope.clone(),
+                m.layer_pattern.clone(),
+                m.window,
                 m.tied,
                 m.qk_norm,
             )

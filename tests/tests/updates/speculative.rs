@@ -42,7 +42,7 @@ const LAYOUTS: [&[&str]; 11] = [
 
 /// Outcomes of the speculative updates, by step.
 fn outcomes_by_step(ran: &RunRecord) -> Vec<SpeculationOutcome> {
-    ran.steps.iter().map(|step| step.ahead).collect()
+    ran.steps.iter().map(|step| step.speculation).collect()
 }
 
 /// Clip limit at the median norm of the steps, so that some steps are clipped.
@@ -111,7 +111,7 @@ fn steps_that_are_skipped_leave_everything_as_it_was() {
         let dropped = ran
             .steps
             .iter()
-            .filter(|step| step.skipped && step.ahead == SpeculationOutcome::Redone)
+            .filter(|step| step.skipped && step.speculation == SpeculationOutcome::Redone)
             .count();
         assert!(
             dropped > 0,

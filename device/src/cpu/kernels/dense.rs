@@ -27,7 +27,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         bias: bias.map(|bias| values(m, bias)).transpose()?,
     };
     workers.multiply(product);
-    epilogue.apart(a, c).map_or(Ok(()), |op| elementwise::run(&op, m, workers))
+    epilogue.separate_op(a, c).map_or(Ok(()), |op| elementwise::run(&op, m, workers))
 }
 
 fn matrix(m: &impl Memory, t: Tensor) -> Result<Matrix<'_>, String> {

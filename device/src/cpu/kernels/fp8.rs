@@ -22,9 +22,9 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 }
             });
         }
-        Op::Quantize { x: from, maxima, y, turned, scale } => {
+        Op::Quantize { x: from, maxima, y, transposed, scale } => {
             let (x, (rows, cols)) = (values(m, from)?, from.shape());
-            let format = y.or(turned).map_or(Dtype::E4m3, crate::Tensor::dtype);
+            let format = y.or(transposed).map_or(Dtype::E4m3, crate::Tensor::dtype);
             let limit = if format == Dtype::E5m2 { E5m2::MAX } else { E4m3::MAX };
             let factor = fp8_scale(largest(View::F32(slice(m, maxima)?)), limit);
             slice_mut(m, scale)?[0] = factor;
@@ -34,10 +34,10 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                     divide(x.slice(rows.start * cols..rows.end * cols), factor, &mut y.view);
                 });
             }
-            if let Some(turned) = turned {
-                let turned = Rows { view: m.write(turned), each: rows };
-                workers.split(cols, x.len(), turned, &|columns, mut turned, _| {
-                    turn(x, rows, cols, columns.start, factor, &mut turned.view);
+            if let Some(transposed) = transposed {
+                let transposed = Rows { view: m.write(transposed), each: rows };
+                workers.split(cols, x.len(), transposed, &|columns, mut transposed, _| {
+                    turn(x, rows, cols, columns.start, factor, &mut transposed.view);
                 });
             }
         }
@@ -74,9 +74,16 @@ fn divide(x: View<'_>, scale: f32, y: &mut ViewMut<'_>) {
     }
 }
 
-/// Sets the rows of `turned` to columns of x (rows, cols), from `first` on, divided by `scale`.
-fn turn(x: View<'_>, rows: usize, cols: usize, first: usize, scale: f32, turned: &mut ViewMut<'_>) {
-    let (end, inverse) = (first + turned.len() / rows, 1.0 / scale);
+/// Sets the rows of `transposed` to columns of x (rows, cols), from `first` on, divided by `scale`.
+fn turn(
+    x: View<'_>,
+    rows: usize,
+    cols: usize,
+    first: usize,
+    scale: f32,
+    transposed: &mut ViewMut<'_>,
+) {
+    let (end, inverse) = (first + transposed.len() / rows, 1.0 / scale);
     let (mut tile, mut line) = ([[0.0; SIDE]; SIDE], [0.0; SIDE]);
     for row in (0..rows).step_by(SIDE) {
         let height = SIDE.min(rows - row);
@@ -87,7 +94,7 @@ fn turn(x: View<'_>, rows: usize, cols: usize, first: usize, scale: f32, turned:
             }
             for j in 0..width {
                 line.iter_mut().zip(&tile[..height]).for_each(|(to, from)| *to = from[j] * inverse);
-                turned.store((col + j - first) * rows + row, &line[..height]);
+                transposed.store((col + j - first) * rows + row, &line[..height]);
             }
         }
     }
@@ -131,21 +138,21 @@ mod tests {
         let x = noise(2, m * n);
         let one = |threads, format| {
             let (mut rig, x, maxima) = rig(threads, &x, shape);
-            let (y, turned) = (rig.out(format, shape), rig.out(format, (n, m)));
+            let (y, transposed) = (rig.out(format, shape), rig.out(format, (n, m)));
             let scale = rig.out(Dtype::F32, (1, 1));
-            rig.run(&Op::Quantize { x, maxima, y: Some(y), turned: Some(turned), scale });
-            (rig.get(x), rig.get(y), rig.get(turned), rig.get(scale)[0])
+            rig.run(&Op::Quantize { x, maxima, y: Some(y), transposed: Some(transposed), scale });
+            (rig.get(x), rig.get(y), rig.get(transposed), rig.get(scale)[0])
         };
         for (format, error) in [(Dtype::E4m3, 1.0 / 16.0), (Dtype::E5m2, 1.0 / 8.0)] {
-            let (x, y, turned, scale) = one(1, format);
+            let (x, y, transposed, scale) = one(1, format);
             for (i, (x, y)) in x.iter().zip(&y).enumerate() {
                 assert!(
                     (x - y * scale).abs() <= error * x.abs() + scale / 512.0,
                     "{x} {y} {scale}"
                 );
-                assert_eq!(*y, turned[i % n * m + i / n]);
+                assert_eq!(*y, transposed[i % n * m + i / n]);
             }
-            assert_eq!(one(3, format), (x, y, turned, scale));
+            assert_eq!(one(3, format), (x, y, transposed, scale));
         }
     }
 
@@ -175,7 +182,7 @@ mod tests {
         x[9] = f64::INFINITY;
         let (mut rig, x, maxima) = rig(1, &x, (m, n));
         let (y, scale) = (rig.out(Dtype::E4m3, (m, n)), rig.out(Dtype::F32, (1, 1)));
-        rig.run(&Op::Quantize { x, maxima, y: Some(y), turned: None, scale });
+        rig.run(&Op::Quantize { x, maxima, y: Some(y), transposed: None, scale });
         let (b, one) = (
             rig.put(Dtype::E4m3, (16, n), &vec![1.0; 16 * n]),
             rig.put(Dtype::F32, (1, 1), &[1.0]),

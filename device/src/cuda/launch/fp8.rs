@@ -18,13 +18,13 @@ impl Launcher<'_> {
                 let threads = (run / 8).next_multiple_of(32).clamp(32, 512) as u32;
                 self.launch(Launch::new("maxima", [MAXIMA, 1, 1], threads, args));
             }
-            Op::Quantize { x, maxima, y, turned, scale } => {
-                let ((rows, cols), Some(to)) = (x.shape(), y.or(turned)) else {
+            Op::Quantize { x, maxima, y, transposed, scale } => {
+                let ((rows, cols), Some(to)) = (x.shape(), y.or(transposed)) else {
                     return Err("fp8 that goes nowhere".into());
                 };
                 values(&[x])?;
                 let limit = if to.dtype() == Dtype::E5m2 { E5m2::MAX } else { E4m3::MAX };
-                let outputs = [self.at_or_null(y), self.at_or_null(turned), (self.at)(scale)];
+                let outputs = [self.at_or_null(y), self.at_or_null(transposed), (self.at)(scale)];
                 let sizes = [types(&[x, to]), rows as u64, cols as u64];
                 let args = self.args(&[x, maxima]).with(&outputs).with(&sizes).float(limit);
                 let grid = [cols.div_ceil(TILE.1), rows.div_ceil(TILE.0), 1];

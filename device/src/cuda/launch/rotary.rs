@@ -1,6 +1,8 @@
 //! Launches of rotary positions.
 
-use super::{Args, Dtype, HeadNorm, Heads, Launch, Launcher, Op, Tensor, is, no_kernel, values};
+use super::{
+    Args, Dtype, HeadNorm, Heads, Launch, Launcher, Op, Tensor, added, is, no_kernel, values,
+};
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -23,30 +25,30 @@ impl Launcher<'_> {
         match *op {
             Op::Rotary { qkv, table, heads, starts, norm } => {
                 let starts = self.at_or_null(starts);
-                let turned = RotaryParams::new(qkv, table, heads, starts, norm)?;
-                self.turn(qkv, table, &turned, norm, false);
+                let params = RotaryParams::new(qkv, table, heads, starts, norm)?;
+                self.turn(qkv, table, &params, norm, false);
             }
             Op::RotaryBackward { d_qkv, table, heads, starts, norm: None } => {
                 let starts = self.at_or_null(starts);
-                let turned = RotaryParams::new(d_qkv, table, heads, starts, None)?;
-                self.turn(d_qkv, table, &turned, None, true);
+                let params = RotaryParams::new(d_qkv, table, heads, starts, None)?;
+                self.turn(d_qkv, table, &params, None, true);
             }
             Op::RotaryBackward { d_qkv, table, heads, starts, norm: Some((norm, grads)) } => {
                 let starts = self.at_or_null(starts);
-                let turned = RotaryParams::new(d_qkv, table, heads, starts, Some(norm))?;
-                let (each, [of_q, of_k]) = turned.parts();
+                let params = RotaryParams::new(d_qkv, table, heads, starts, Some(norm))?;
+                let (each, [of_q, of_k]) = params.parts();
                 let args = self.args(&[d_qkv, table, norm.q_gain, norm.k_gain, norm.raw]);
                 let args = args.with(&[self.scratch, of_q as u64, each as u64]);
                 let grid = [of_q + of_k, 1, 1];
                 let launch =
-                    Launch::new("rotary_backward", grid, THREADS as u32, turned.with(args));
+                    Launch::new("rotary_backward", grid, THREADS as u32, params.with(args));
                 self.launch(launch);
                 let gains = [grads.q_gain, grads.k_gain];
-                let sizes = [of_q, of_q + of_k, turned.dim].map(|n| n as u64);
+                let sizes = [of_q, of_q + of_k, params.dim].map(|n| n as u64);
                 let args = Args::default().with(&[self.scratch]);
                 let args = args.with(&gains.map(|gain| (self.at)(gain)));
                 let args = args.with(&[values(&gains)?]).with(&sizes);
-                let grid = [turned.dim.div_ceil(32), 2, 1];
+                let grid = [params.dim.div_ceil(32), 2, 1];
                 self.launch(Launch::new("rotary_gains", grid, 1024, args));
             }
             _ => return no_kernel(op),
@@ -58,15 +60,15 @@ impl Launcher<'_> {
         &mut self,
         x: Tensor,
         table: Tensor,
-        turned: &RotaryParams,
+        params: &RotaryParams,
         norm: Option<HeadNorm>,
         back: bool,
     ) {
         // The addresses are null without a norm.
         let of_norm = norm.map_or([0; 3], |n| [n.q_gain, n.k_gain, n.raw].map(|t| (self.at)(t)));
         let args = self.args(&[x, table]).with(&of_norm).with(&[u64::from(back)]);
-        let blocks = turned.heads().div_ceil(turned.teams());
-        self.launch(Launch::new("rotary", [blocks, 1, 1], THREADS as u32, turned.with(args)));
+        let blocks = params.heads().div_ceil(params.teams());
+        self.launch(Launch::new("rotary", [blocks, 1, 1], THREADS as u32, params.with(args)));
     }
 }
 
@@ -78,7 +80,11 @@ struct RotaryParams {
     /// Address of the documents' starts, or 0 without documents.
     starts: u64,
     dim: usize,
+    /// Elements of a head that turn.
+    turned: usize,
     epsilon: f32,
+    /// Offset of the gains.
+    offset: f32,
 }
 
 impl RotaryParams {
@@ -99,14 +105,15 @@ impl RotaryParams {
             Some(norm) => values(&[qkv, norm.q_gain, norm.k_gain, norm.raw])?,
             None => values(&[qkv])?,
         };
-        let epsilon = norm.map_or(0.0, |n| n.epsilon);
-        let turned = Self { types, rows, heads, starts, dim, epsilon };
+        let (epsilon, offset) = norm.map_or((0.0, 0.0), |n| (n.epsilon, n.offset));
+        let turned = heads.turned(table);
+        let params = Self { types, rows, heads, starts, dim, turned, epsilon, offset };
         // Kernels count heads in 32 bits.
-        if turned.heads() > i32::MAX as usize {
+        if params.heads() > i32::MAX as usize {
             let most = i32::MAX;
-            return Err(format!("{} heads of q and k in all rows; at most {most}", turned.heads()));
+            return Err(format!("{} heads of q and k in all rows; at most {most}", params.heads()));
         }
-        Ok(turned)
+        Ok(params)
     }
 
     /// Number of heads of q and k in all rows.
@@ -114,9 +121,10 @@ impl RotaryParams {
         self.rows * (self.heads.count + self.heads.kv_count)
     }
 
-    /// Number of lanes that share a head.
+    /// Number of lanes that share a head. A lane has pairs that turn, or other pairs.
     const fn lanes(&self) -> usize {
-        self.dim.div_ceil(OF_A_LANE).next_power_of_two()
+        let others = (self.dim - self.turned).div_ceil(OF_A_LANE);
+        (self.turned.div_ceil(OF_A_LANE) + others).next_power_of_two()
     }
 
     /// Number of heads that a block processes at a time.
@@ -134,10 +142,11 @@ impl RotaryParams {
     /// Adds the arguments `TURNED_PARAMETERS` of rotary.cu.
     fn with(&self, args: Args) -> Args {
         let Heads { count, kv_count, seq_len, .. } = self.heads;
-        let sizes = [self.rows, count, kv_count, seq_len, self.dim, self.lanes()];
+        let sizes = [self.rows, count, kv_count, seq_len, self.dim, self.turned, self.lanes()];
         args.with(&[self.types])
             .with(&sizes.map(|n| n as u64))
             .float(self.epsilon)
+            .float(added(self.offset))
             .with(&[self.starts])
     }
 }

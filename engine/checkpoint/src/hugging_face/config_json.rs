@@ -350,8 +350,8 @@ mod tests {
         let text = text(&dropping, "float32", None).unwrap();
         let all: Value = serde_json::from_str(&text).unwrap();
         assert_eq!([&all["n_ctx"], &all["n_positions"]], [16, 16]);
-        for said in ["\"initializer_range\": 0.02,", "\"resid_pdrop\": 0.1,"] {
-            assert!(text.contains(said), "{text}");
+        for message in ["\"initializer_range\": 0.02,", "\"resid_pdrop\": 0.1,"] {
+            assert!(text.contains(message), "{text}");
         }
     }
 
@@ -414,12 +414,12 @@ mod tests {
         let model = load_str(ron, "a.ron", Path::new("."), &[]).unwrap().config.model;
         let write = |came: Option<&str>| text(&model, "float32", came.map(str::as_bytes)).unwrap();
         let first = write(None);
-        for said in [
+        for message in [
             "\"rms_norm_eps\": 1e-05,",
             "\"initializer_range\": 0.02,",
             "\"rope_theta\": 10000000.0",
         ] {
-            assert!(first.contains(said), "{said}: {first}");
+            assert!(first.contains(message), "{message}: {first}");
         }
         let came = first.replace("10000000.0", "10000000");
         let came = came.replace("1e-05", "9.999999747378752e-06").replace("0.02,", "0.03,");
@@ -448,7 +448,7 @@ mod tests {
         let mut good: Value = serde_json::from_str(&text(&model())).unwrap();
         // `n_ctx` would contradict other positions.
         good.as_object_mut().unwrap().remove("n_ctx");
-        for (key, value, said) in [
+        for (key, value, message) in [
             ("n_layer", json!(3), "--set model.layers=3"),
             ("n_embd", json!(48), "--set model.hidden=48"),
             ("n_head", json!(8), "--set model.heads=8"),
@@ -476,8 +476,8 @@ mod tests {
             let mut bad = good.clone();
             bad[key] = value;
             let wrong = mismatches(bad.to_string().as_bytes(), &model());
-            let one = wrong.iter().find(|w| w.contains(said));
-            assert!(one.is_some_and(|one| one.len() < 200), "{key}: {said}: {wrong:?}");
+            let one = wrong.iter().find(|w| w.contains(message));
+            assert!(one.is_some_and(|one| one.len() < 200), "{key}: {message}: {wrong:?}");
         }
         for key in ["n_layer", "n_embd", "n_head", "n_positions", "vocab_size", "model_type"] {
             let mut bad = good.clone();

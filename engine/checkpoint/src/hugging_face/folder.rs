@@ -65,7 +65,7 @@ pub(super) struct TensorPlace {
     /// Shape of the parameter in onebox: (rows, columns).
     shape: (usize, usize),
     /// Whether the folder stores the tensor transposed.
-    pub(super) turned: bool,
+    pub(super) transposed: bool,
 }
 
 impl TensorPlace {
@@ -151,7 +151,7 @@ impl Folder {
         FolderError::refused(&self.files[foreign.file].0, why)
     }
 
-    /// Adds a file, whose tensors must be those that the index places in it.
+    /// Adds a file. Its tensors must be exactly the tensors that the index assigns to this file.
     fn add(
         &mut self,
         folder: &ModelFolder,
@@ -247,13 +247,13 @@ impl Folder {
         param: &Param,
         strange: &[&ForeignTensor],
     ) -> Result<TensorPlace, FolderError> {
-        let ((theirs, turned), shape) = (names.foreign(&param.name), param.global);
+        let ((theirs, transposed), shape) = (names.foreign(&param.name), param.global);
         let other = || self.tensors.get(HEAD).filter(|_| tied && theirs == names.table());
         let Some(foreign) = self.tensors.get(&theirs).or_else(other) else {
             return Err(FolderError::refused(&self.path, missing(&theirs, strange)));
         };
         let mut wanted = param.dimensions();
-        if turned {
+        if transposed {
             wanted.reverse();
         }
         let TensorEntry { name, dtype, shape: found, .. } = &foreign.entry;
@@ -268,7 +268,7 @@ impl Folder {
             let why = if is_flat { format!("{why}. {GATHER}") } else { why };
             return Err(self.refused(foreign, why));
         }
-        Ok(TensorPlace { foreign: foreign.clone(), shape, turned })
+        Ok(TensorPlace { foreign: foreign.clone(), shape, transposed })
     }
 
     /// Checks that the head's weights, if the folder has them, equal the embedding bit for bit.
@@ -367,7 +367,7 @@ impl Folder {
         let read = |(i, part)| self.read_elements(&place.foreign, i * (AT_ONCE / 4), part);
         parts.try_for_each(read)?;
         self.check_finite(place, &values)?;
-        Ok(if place.turned { transposed(&values, (columns, rows)) } else { values })
+        Ok(if place.transposed { transposed(&values, (columns, rows)) } else { values })
     }
 }
 

@@ -115,10 +115,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_matrix_turned_twice_is_itself() {
+    fn a_matrix_transposed_twice_is_itself() {
         let values: Vec<f32> = (0..70 * 41).map(|i| i as f32).collect();
-        let turned = transposed(&values, (70, 41));
-        assert_eq!(turned[..3], [0.0, 41.0, 82.0]);
-        assert_eq!(transposed(&turned, (41, 70)), values);
+        let result = transposed(&values, (70, 41));
+        assert_eq!(result[..3], [0.0, 41.0, 82.0]);
+        assert_eq!(transposed(&result, (41, 70)), values);
     }
 }

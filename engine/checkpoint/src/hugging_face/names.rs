@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn names_are_those_of_transformers() {
-        for (ours, theirs, turned) in [
+        for (ours, theirs, transposed) in [
             ("wte", "wte.weight", false),
             ("h.3.ln_1.bias", "h.3.ln_1.bias", false),
             ("h.3.attn.qkv.weight", "h.3.attn.c_attn.weight", true),
@@ -129,7 +129,7 @@ mod tests {
             ("h.11.mlp.proj.bias", "h.11.mlp.c_proj.bias", false),
             ("ln_f.weight", "ln_f.weight", false),
         ] {
-            assert_eq!(Names::Gpt2.foreign(ours), (theirs.to_owned(), turned));
+            assert_eq!(Names::Gpt2.foreign(ours), (theirs.to_owned(), transposed));
         }
         for (ours, theirs) in [
             ("wte", "model.embed_tokens.weight"),

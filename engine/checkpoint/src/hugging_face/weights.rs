@@ -43,7 +43,7 @@ impl PretrainedWeights {
     /// The parameters of `rank` in the layout of `gpt`.
     pub fn of_rank(&self, gpt: &Decoder, rank: Rank) -> RankWeights<'_> {
         let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
-        RankWeights { from: self, runs, turned: Mutex::default() }
+        RankWeights { from: self, runs, last_transposed: Mutex::default() }
     }
 }
 
@@ -59,7 +59,7 @@ pub struct RankWeights<'a> {
     /// Runs of elements that the rank holds; each run has the number of its tensor.
     runs: SegmentRuns<usize>,
     /// The last tensor that is stored transposed; a transposed tensor is read whole.
-    turned: Mutex<Option<(usize, Arc<Vec<f32>>)>>,
+    last_transposed: Mutex<Option<(usize, Arc<Vec<f32>>)>>,
 }
 
 impl RankWeights<'_> {
@@ -76,7 +76,7 @@ impl RankWeights<'_> {
         let PretrainedWeights { folder, places } = self.from;
         self.runs.fill(segment, first, values, |tensor, global, values| {
             let place = &places[*tensor];
-            if place.turned {
+            if place.transposed {
                 let whole = self.whole(*tensor)?;
                 values.copy_from_slice(&whole[global..global + values.len()]);
                 return Ok(());
@@ -87,7 +87,7 @@ impl RankWeights<'_> {
 
     /// Reads a whole tensor that is stored transposed.
     fn whole(&self, tensor: usize) -> Result<Arc<Vec<f32>>, FolderError> {
-        let mut last = self.turned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last_transposed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, values)) = last.as_ref().filter(|(number, _)| *number == tensor) {
             return Ok(Arc::clone(values));
         }

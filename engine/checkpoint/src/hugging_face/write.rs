@@ -102,7 +102,7 @@ pub struct ModelExport<'a> {
     /// The bytes of `tokenizer.json`, if the run has one.
     pub tokenizer: Option<&'a [u8]>,
     /// Files that the run kept from the folder of its pretrained model.
-    pub beside: &'a ModelFiles,
+    pub model_files: &'a ModelFiles,
     /// Number format of the parameters.
     pub numbers: Numbers,
     /// Largest size of a file that holds more than one tensor, in bytes.
@@ -183,7 +183,7 @@ fn begin(unfinished: &Path) -> Result<File, ExportError> {
     Ok(lock)
 }
 
-/// Removes the unfinished folder, unless another folder has taken its place.
+/// Removes the unfinished folder, unless another folder has its name now.
 fn give_up(unfinished: &Path, lock: &File) {
     if is_held(lock, unfinished) {
         // Ignore errors of the cleanup: the first error is the useful one.
@@ -212,7 +212,7 @@ fn fill(
     spelled: Names,
     folder: &Path,
 ) -> Result<Vec<String>, ExportError> {
-    let ModelExport { config, tokenizer, beside, numbers, .. } = *model;
+    let ModelExport { config, tokenizer, model_files, numbers, .. } = *model;
     let tensors = model.checkpoint.summary().tensors();
     let files = parts(tensors, model.max_file_bytes, numbers.width());
     let total: u64 = tensors.iter().map(|t| numbers.width() * t.num_elements() as u64).sum();
@@ -235,17 +235,17 @@ fn fill(
         let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
         write_small(folder, INDEX, format!("{index:#}\n").as_bytes(), &mut names)?;
     }
-    let text = config_json::text(&config.model, numbers.of_torch(), beside.get(CONFIG));
+    let text = config_json::text(&config.model, numbers.of_torch(), model_files.get(CONFIG));
     let text = text.map_err(|why| FolderError::refused(folder, why))?;
     write_small(folder, CONFIG, text.as_bytes(), &mut names)?;
     if let Some(bytes) = tokenizer {
         write_small(folder, TOKENIZER, bytes, &mut names)?;
     }
-    if tokenizer.is_none() && makes_bytes(config) && beside.get(TOKENIZER).is_none() {
+    if tokenizer.is_none() && makes_bytes(config) && model_files.get(TOKENIZER).is_none() {
         write_small(folder, TOKENIZER, tokenizer_json().as_bytes(), &mut names)?;
         write_small(folder, TOKENIZER_CONFIG, tokenizer_config().as_bytes(), &mut names)?;
     }
-    for (name, bytes) in beside.files() {
+    for (name, bytes) in model_files.files() {
         if *name != CONFIG && (*name != TOKENIZER || tokenizer.is_none()) {
             write_small(folder, name, bytes, &mut names)?;
         }

@@ -222,11 +222,11 @@ fn every(
         return of_train(one).map(Dataset::from);
     }
     let to_train = train.iter().map(of_train).collect::<Result<_, _>>()?;
-    let open_validation = |source: &Source| open(CorpusSplit::HeldOut(&source.path));
-    let apart = validation.iter().map(open_validation).collect::<Result<_, _>>()?;
+    let open_validation = |source: &Source| open(CorpusSplit::Validation(&source.path));
+    let corpora = validation.iter().map(open_validation).collect::<Result<_, _>>()?;
     Ok(Dataset::of_corpora(
         SourceCorpora { corpora: to_train, sources: train },
-        SourceCorpora { corpora: apart, sources: validation },
+        SourceCorpora { corpora, sources: validation },
     ))
 }
 

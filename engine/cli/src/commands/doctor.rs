@@ -126,6 +126,9 @@ fn cuda(probe: &Probe) -> Vec<Finding> {
     for (name, why, remedy) in probe.unfit_libraries() {
         findings.push(Finding::new(Verdict::Fail, name, why).remedy(remedy));
     }
+    for (name, why, remedy) in probe.unfit_wheels() {
+        findings.push(Finding::new(Verdict::Warn, name, why).remedy(remedy));
+    }
     if let Some(few) = few_queues().filter(|_| !probe.gpus.is_empty()) {
         findings.push(Finding::new(Verdict::Warn, "queues", few));
     }
@@ -166,7 +169,7 @@ fn gpu_finding(gpu: &GpuInfo) -> Finding {
 }
 
 fn library(library: &LibraryInfo) -> Finding {
-    let LibraryInfo { name, version, file, parts, required } = library;
+    let LibraryInfo { name, version, file, parts, required, .. } = library;
     match version {
         Ok(version) => {
             let mut text = version.clone();

@@ -231,8 +231,8 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
         let tokenizer = data::tokenizer(&loaded.config)?;
         let trained = WeightSource::Folder(&args.run);
         let model = ModelSource::on_cores(trained, tokenizer.as_ref(), machine);
-        let (beside, place) = (ModelFiles::open(&args.run)?, args.run.clone());
-        return draw(args, &loaded.config, &LoadedModel { model, beside, place });
+        let (model_files, place) = (ModelFiles::open(&args.run)?, args.run.clone());
+        return draw(args, &loaded.config, &LoadedModel { model, model_files, place });
     }
     let (config, weights) = (args.run.join(CONFIG), args.run.join(WEIGHTS));
     let (loaded, checkpoint) = if config.is_file() {
@@ -262,16 +262,16 @@ pub(super) fn run(args: &GenerateArgs, machine: &LocalMachine) -> Result<(), Com
     let trained =
         checkpoint.as_ref().map_or(WeightSource::Weights(&weights), WeightSource::Checkpoint);
     let model = ModelSource::on_cores(trained, tokenizer.as_ref(), machine);
-    let (beside, place) = (ModelFiles::of_run(run)?, run.join(KEPT));
-    draw(args, &loaded.config, &LoadedModel { model, beside, place })
+    let (model_files, place) = (ModelFiles::of_run(run)?, run.join(KEPT));
+    draw(args, &loaded.config, &LoadedModel { model, model_files, place })
 }
 
 /// A model and the files of its folder.
 struct LoadedModel<'a> {
     /// Source of the model, set to the cores and fp32.
     model: ModelSource<'a>,
-    beside: ModelFiles,
-    /// Folder of the files in `beside`.
+    model_files: ModelFiles,
+    /// Folder of the files in `model_files`.
     place: PathBuf,
 }
 
@@ -326,7 +326,7 @@ fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<
 
 /// Settings of sampling in the arguments.
 fn sampling(args: &GenerateArgs, from: &LoadedModel<'_>) -> Result<Sampling, CommandError> {
-    let tokens = stop_tokens(&from.beside);
+    let tokens = stop_tokens(&from.model_files);
     Ok(Sampling {
         tokens: args.tokens.unwrap_or(TOKENS),
         temperature: args.temperature,
@@ -342,10 +342,11 @@ fn sampling(args: &GenerateArgs, from: &LoadedModel<'_>) -> Result<Sampling, Com
     })
 }
 
-/// Prints a prompt and its text as a JSON object on one line.
+/// Prints a prompt and its text as a JSON object on one line. A text without an end was interrupted.
 fn print_text(prompt: &str, text: &TextProgress) -> Result<(), CommandError> {
     let written = String::from_utf8_lossy(&text.bytes);
-    let (end, tokens) = (text.end, &text.tokens);
+    let end = text.end.map_or_else(|| "interrupted".into(), |end| serde_json::json!(end));
+    let tokens = &text.tokens;
     let json =
         serde_json::json!({ "prompt": prompt, "text": written, "tokens": tokens, "end": end });
     print(&format!("{json}\n"))
@@ -357,9 +358,9 @@ fn template(args: &GenerateArgs, from: &LoadedModel<'_>) -> Result<Template, Com
         let why = "--chat needs a model whose text goes through a tokenizer: leave it out";
         return Err(CommandError::new(code::DATA, why));
     }
-    let template = Template::of(&from.beside).and_then(|t| t.with(&args.template_var));
+    let template = Template::of(&from.model_files).and_then(|t| t.with(&args.template_var));
     let template = template.map_err(|why| from.unusable(&why))?;
-    if let Some(left_out) = from.beside.left_out() {
+    if let Some(left_out) = from.model_files.left_out() {
         say(&format!("note: {}: {left_out}", from.place.shown()));
     }
     Ok(template)

@@ -29,6 +29,7 @@ mod train;
 mod weights;
 
 use crate::report::{colour, message};
+use clap::error::{ContextKind, ContextValue};
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use config::{BOX, Config, Further, LoadedConfig, find_box, load_and_look};
 use device::numerics::SimdPath;
@@ -219,6 +220,17 @@ impl SimdArg {
     }
 }
 
+/// The error about an option `--config`, with the right tip: clap proposes `-- --config`, which is a
+/// file of this name.
+fn without_option(mut error: clap::Error) -> clap::Error {
+    let option = ContextValue::String("--config".to_owned());
+    if error.get(ContextKind::InvalidArg) == Some(&option) {
+        let tip = "the config is no option: write its path alone, as in `onebox train my.ron`";
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
+}
+
 /// Runs the command in the arguments of the process.
 pub fn main() -> ExitCode {
     ExitCode::from(run(std::env::args_os(), None))
@@ -227,7 +239,8 @@ pub fn main() -> ExitCode {
 /// Runs the command of `words`, which begin with the program's name; returns the exit code. In
 /// tests, `watcher` observes the ranks of `train`.
 pub fn run(words: impl IntoIterator<Item = OsString>, watcher: Option<Watcher>) -> u8 {
-    let matches = install::command().get_matches_from(words);
+    let matches = install::command().try_get_matches_from(words);
+    let matches = matches.unwrap_or_else(|error| without_option(error).exit());
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     cli.log.start();
     let machine = &LocalMachine::default();

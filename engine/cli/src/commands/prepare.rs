@@ -41,7 +41,7 @@ pub(super) fn run(args: &PrepareArgs, machine: &LocalMachine) -> Result<(), Comm
     let prepare = |rows: Option<RowSource<'_>>| {
         let preparation = Preparation {
             train: data.train.paths().collect(),
-            held_out: data.validation.paths().collect(),
+            validation: data.validation.paths().collect(),
             format: &data.format,
             tokenizer: &tokenizer,
             rows,
@@ -123,7 +123,7 @@ fn refuse(config: &Config, out: &Path) -> Result<(), CommandError> {
 }
 
 fn words(config: &Config, prepared: &PreparedData, out: &Path) -> String {
-    let PreparedData { train, held_out, tokens, files, text, parts, before, format } = prepared;
+    let PreparedData { train, validation, tokens, files, text, parts, before, format } = prepared;
     let (files, text) = (counted(*files, "file"), format_bytes(*text));
     let parts = counted(*parts, "part");
     let before = match before {
@@ -132,8 +132,8 @@ fn words(config: &Config, prepared: &PreparedData, out: &Path) -> String {
     };
     let data = &config.data;
     let mut keys = vec![format!("train: {}", sources(&data.train, train, true))];
-    if !held_out.is_empty() {
-        keys.push(format!("validation: {}", sources(&data.validation, held_out, false)));
+    if !validation.is_empty() {
+        keys.push(format!("validation: {}", sources(&data.validation, validation, false)));
     }
     match data.packing {
         Packing::Windows => keys.push(format!("format: {format:?}")),
@@ -149,7 +149,7 @@ fn words(config: &Config, prepared: &PreparedData, out: &Path) -> String {
     if data.order != DataOrder::Shuffled {
         keys.push(format!("order: {:?}", data.order));
     }
-    if held_out.is_empty() {
+    if validation.is_empty() {
         keys.push(format!("validation_fraction: {:?}", data.validation_fraction));
     }
     format!(

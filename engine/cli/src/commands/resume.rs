@@ -3,8 +3,9 @@
 use super::{CommandError, Failable, code, data, say};
 use ::data::{Dataset, Tokenizer};
 use checkpoint::{
-    self, Checkpoint, CheckpointError, Difference, RunFolder, Summary, differences_of, gone,
-    newest_until, open_named, restore, set_aside,
+    self, Checkpoint, CheckpointError, Difference, ReplacedCheckpoint, RunFolder, Summary,
+    differences_of, gone, newest_as_restored, newest_until, open_named, replaced, restore,
+    set_aside,
 };
 use config::{LoadedConfig, ResumeEffect, Weights, load_of_run};
 use engine::run_dir::{RunDir, RunMode};
@@ -24,7 +25,8 @@ use topology::format_bytes;
 /// no checkpoint yet. Returns `None`, with a message, for a run that ended before its first
 /// checkpoint. Newer broken checkpoints are named; if the run continues in its own directory, they
 /// are set aside. `from`: directory of the run, or of a new fork's source. `own`: checkpoint folder
-/// of a run that is not a new fork.
+/// of a run that is not a new fork. A dry run has none; it says what a run would change, and changes
+/// nothing.
 pub(super) fn start(
     from: &Path,
     own: Option<&RunFolder>,
@@ -43,16 +45,21 @@ pub(super) fn start(
     };
     let unreadable = |source| CheckpointError::Io { path: from.join(CHECKPOINTS), source };
     let folder = folder.map_err(|error| unusable(unreadable(error)))?;
-    if let (Some(folder), Some(_)) = (&folder, own) {
-        // A kill may have left the newest checkpoint under another name.
-        restore(folder).map_err(|error| unusable(unreadable(error)))?;
-    }
-    let (found, broken) = match &folder {
-        Some(folder) => newest_until(folder, u64::MAX).map_err(unusable)?,
-        None => (None, Vec::new()),
+    let is_dry = own.is_none() && mode == RunMode::Resume;
+    let newest = |folder: &Arc<Directory>| {
+        let restored = match own {
+            _ if is_dry => say_replaced(folder),
+            // A kill may have left the newest checkpoint under another name.
+            Some(_) => restore(folder),
+            None => Ok(()),
+        };
+        restored.map_err(unreadable)?;
+        if is_dry { newest_as_restored(folder) } else { newest_until(folder, u64::MAX) }
     };
+    let newest = folder.as_ref().map_or(Ok((None, Vec::new())), newest);
+    let (mut found, broken) = newest.map_err(unusable)?;
     let why: Vec<String> = broken.iter().map(|(_, why)| why.to_string()).collect();
-    let (mut found, mut mode) = (found, mode);
+    let mut mode = mode;
     if found.is_none() && broken.is_empty() && mode == RunMode::Resume {
         nothing_gone(from, mode)?;
         found = fork_source(from)?;
@@ -106,6 +113,10 @@ pub(super) fn start(
     if let (RunMode::Resume, Some(folder)) = (mode, &folder) {
         for (name, _) in &broken {
             let path = folder.called(name);
+            if is_dry {
+                say(&format!("{}: a run sets it aside", path.shown()));
+                continue;
+            }
             let to = set_aside(folder, name).map_err(|error| {
                 CommandError::new(code::IO, format!("cannot set {} aside: {error}", path.shown()))
             })?;
@@ -114,6 +125,20 @@ pub(super) fn start(
     }
     say(&format!("{}: going on after step {}", found.path().shown(), found.step()));
     Ok(Some(Arc::new(found)))
+}
+
+/// Says what a run does with checkpoints in `folder` that a kill left under another name.
+fn say_replaced(folder: &Directory) -> std::io::Result<()> {
+    for ReplacedCheckpoint { now, name, is_replaced } in replaced(folder)? {
+        let (now, name) = (folder.called(&now), folder.called(&name));
+        say(&match is_replaced {
+            true => {
+                format!("{}: a run removes it, since {} has its name", now.shown(), name.shown())
+            }
+            false => format!("{}: a run gives it its name {} back", now.shown(), name.shown()),
+        });
+    }
+    Ok(())
 }
 
 /// Writes the path of the fork's source checkpoint into `dir`.

@@ -39,23 +39,23 @@ pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), 
     let config = &loaded.config;
     let how = ReadOptions { compares: true, names_all: *all, ..ReadOptions::default() };
     let (_, dataset) = data::read_whole(config, how)?;
-    let Identity { train, held_out } = dataset.identity();
+    let Identity { train, validation } = dataset.identity();
     let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
     if *json {
-        let (shares, apart) = (dataset.shares(1.0), dataset.evaluations());
+        let (shares, evaluations) = (dataset.shares(1.0), dataset.evaluations());
         return print_json(&json!({
             "ok": true,
             "tokens": dataset.num_tokens(),
             "samples": samples,
             "held_out_samples": windows,
             "train_hash": format!("{train:032x}"),
-            "held_out_hash": format!("{held_out:032x}"),
+            "held_out_hash": format!("{validation:032x}"),
             "sets": shares.map(|(name, samples, share)| json!({ "name": name, "samples": samples, "share": share })).collect::<Vec<_>>(),
-            "held_out_sets": apart.map(|(name, corpus)| json!({ "name": name, "samples": corpus.num_eval_windows() })).collect::<Vec<_>>(),
+            "held_out_sets": evaluations.map(|(name, corpus)| json!({ "name": name, "samples": corpus.num_eval_windows() })).collect::<Vec<_>>(),
         }));
     }
     print(&format!(
-        "{}: ok: {}\n{}\nxxh3 of the tokens: {train:032x} to train, {held_out:032x} held out\n",
+        "{}: ok: {}\n{}\nxxh3 of the tokens: {train:032x} to train, {validation:032x} for validation\n",
         args.name(),
         dataset.describe(),
         epochs(&dataset, config.batch.global),

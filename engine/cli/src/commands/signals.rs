@@ -62,15 +62,19 @@ pub(super) fn hear() -> Signals {
     stderr::by_thread(&stopping);
     // With a handler, a write beyond the file size limit is an error, not the end of the process.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
-    let ignored =
-        ignored(&input::text(Path::new("/proc/self/status"), 1 << 20).unwrap_or_default());
-    let heard = HEARD.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let heard = HEARD.into_iter().filter(|signal| !is_ignored(*signal));
     let saves = Arc::new(AtomicBool::new(true));
     let signals = Signals { stop, starting, saves };
     if let Err(error) = listen(heard, signals.clone(), stopping) {
         tracing::warn!("Ctrl-C will end the run at once: {error}");
     }
     signals
+}
+
+/// Whether this process ignores `signal`, as under `nohup`.
+pub(super) fn is_ignored(signal: i32) -> bool {
+    let status = input::text(Path::new("/proc/self/status"), 1 << 20);
+    ignored(&status.unwrap_or_default()) >> (signal - 1) & 1 == 1
 }
 
 /// Reads the set of ignored signals, one bit each, from a process's status; empty if missing.

@@ -63,7 +63,7 @@ pub(super) struct TrainArgs {
     /// Remove the run in --run-dir first
     #[arg(long, group = "mode")]
     overwrite: bool,
-    /// Check everything, read the data, show the plan; write and train nothing
+    /// Check everything, also the checkpoint to continue from; show the plan; write and train nothing
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -113,7 +113,8 @@ pub(super) fn run(args: &TrainArgs) -> Result<(), CommandError> {
     let ended = ended.and_then(|prepared| match (prepared, signals) {
         (None, _) => Ok(()),
         (Some(prepared), None) => {
-            prepared.weights_of_a_first_step(args)?;
+            let looked = if team.is_first() { prepared.look(args) } else { Ok(()) };
+            team.all("directory", looked, |()| Vec::new())?;
             say(&format!("data: {}", prepared.data.describe()));
             say("dry run: everything is in order; nothing was written");
             Ok(())
@@ -265,7 +266,7 @@ impl Session<'_> {
             validation: None,
             guess: self.guess_watch(),
             train_seconds: 0.0,
-            ahead: [0; 3],
+            speculation: [0; 3],
             verified: [0; 2],
         };
         // Until the first step, which has a line of its own.

@@ -69,6 +69,11 @@ impl<'a> Generator<'a> {
         self.last = text.tokens;
         Ok(reused)
     }
+
+    /// Tokens of the last text, with its prompt, from token number `from` on.
+    pub fn tokens_from(&self, from: usize) -> &[i32] {
+        self.last.get(from..).unwrap_or_default()
+    }
 }
 
 #[cfg(test)]

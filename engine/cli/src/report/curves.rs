@@ -44,7 +44,8 @@ pub(crate) struct Step {
     pub(crate) tokens: u64,
     pub(crate) device_memory: Option<f64>,
     pub(crate) host_memory: Option<f64>,
-    pub(crate) ahead: Option<SpeculationOutcome>,
+    #[serde(rename = "ahead")]
+    pub(crate) speculation: Option<SpeculationOutcome>,
     pub(crate) targets: Option<u64>,
     pub(crate) documents: Option<u64>,
     pub(crate) padding: Option<f64>,
@@ -159,9 +160,9 @@ impl Curves {
 
     /// Number of steps by speculative update: committed, redone, not tried; `None` without such
     /// updates.
-    pub(crate) fn ahead(&self) -> Option<[usize; 3]> {
+    pub(crate) fn speculation_counts(&self) -> Option<[usize; 3]> {
         use SpeculationOutcome::{Committed, No, Redone};
-        let of = |what| self.steps.iter().filter(|step| step.ahead == Some(what)).count();
+        let of = |what| self.steps.iter().filter(|step| step.speculation == Some(what)).count();
         let all = [Committed, Redone, No].map(of);
         (all != [0; 3]).then_some(all)
     }
@@ -229,7 +230,7 @@ pub(crate) fn csv(runs: &[Curves]) -> String {
                 step.skipped.to_string(),
                 shown(step.device_memory),
                 shown(step.host_memory),
-                shown(step.ahead.map(SpeculationOutcome::name)),
+                shown(step.speculation.map(SpeculationOutcome::name)),
                 shown(step.targets),
                 shown(step.documents),
                 shown(step.padding),
@@ -274,14 +275,18 @@ mod tests {
 
     #[test]
     fn what_became_of_updates_ahead_is_counted_and_a_column() {
-        let with = |ahead: &str| STEP.replace('}', &format!(",\"ahead\":\"{ahead}\"}}\n"));
+        let with =
+            |speculation: &str| STEP.replace('}', &format!(",\"ahead\":\"{speculation}\"}}\n"));
         let lines = ["committed", "redone", "committed", "no"].map(with).concat();
         let run = read(&(lines + STEP + "\n"));
-        assert_eq!((run.ahead(), run.steps.len(), run.damaged), (Some([2, 1, 1]), 5, 0));
+        assert_eq!(
+            (run.speculation_counts(), run.steps.len(), run.damaged),
+            (Some([2, 1, 1]), 5, 0)
+        );
         let csv = csv(&[run]);
         let column = csv.lines().map(|row| row.rsplit(',').nth(4).unwrap());
         assert!(column.eq(["ahead", "committed", "redone", "committed", "no", ""]), "{csv}");
-        assert_eq!(read(&(STEP.to_owned() + "\n")).ahead(), None);
+        assert_eq!(read(&(STEP.to_owned() + "\n")).speculation_counts(), None);
     }
 
     #[test]

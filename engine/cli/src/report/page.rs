@@ -109,7 +109,9 @@ fn summary(runs: &[Curves]) -> String {
             run.steps.iter().filter(|step| step.skipped).count().to_string(),
             bytes(most(|step| step.device_memory)),
             bytes(most(|step| step.host_memory)),
-            or_dash(run.ahead().map(|counts| counts.map(|n| n.to_string()).join(" / "))),
+            or_dash(
+                run.speculation_counts().map(|counts| counts.map(|n| n.to_string()).join(" / ")),
+            ),
         ]
     });
     let heads = [
@@ -118,8 +120,8 @@ fn summary(runs: &[Curves]) -> String {
         "steps",
         "tokens",
         "loss",
-        "held-out loss",
-        "least held-out loss",
+        "validation loss",
+        "least validation loss",
         "tokens/s (median)",
         "time in steps",
         "skipped",
@@ -130,7 +132,7 @@ fn summary(runs: &[Curves]) -> String {
     let mut rows: Vec<Vec<String>> = rows.collect();
     let mut heads = heads.to_vec();
     // The last column is only for runs with speculative updates.
-    if runs.iter().all(|run| run.ahead().is_none()) {
+    if runs.iter().all(|run| run.speculation_counts().is_none()) {
         heads.pop();
         rows.iter_mut().for_each(|row| drop(row.pop()));
     }
@@ -211,7 +213,7 @@ fn plots(runs: &[Curves]) -> String {
     });
     let all: [(&str, &str, Vec<Series>); 8] = [
         ("Loss", "nats per token", of_steps(|step| step.loss)),
-        ("Held-out loss", "nats per token", validation.collect()),
+        ("Validation loss", "nats per token", validation.collect()),
         ("Learning rate", "", of_steps(|step| step.lr)),
         ("Gradient norm, before clipping", "", of_steps(|step| step.grad_norm)),
         ("Throughput", "tokens per second", of_steps(|step| step.tokens_per_second)),
@@ -324,7 +326,8 @@ fn values(runs: &[Curves]) -> String {
         });
         let mut rows: Vec<_> = rows.collect();
         rows.reverse();
-        let heads = ["step", "loss", "held-out loss", "learning rate", "gradient norm", "tokens/s"];
+        let heads =
+            ["step", "loss", "validation loss", "learning rate", "gradient norm", "tokens/s"];
         // Writing to a String cannot fail.
         let _ = writeln!(
             out,

@@ -52,7 +52,7 @@ pub struct StepLine {
     pub skipped: u64,
     /// Number of steps by speculative update: committed, redone, not tried; `None` without
     /// speculative updates.
-    pub ahead: Option<[u64; 3]>,
+    pub speculation: Option<[u64; 3]>,
     /// Seconds to the end of the run; not finite if unknown.
     pub eta_seconds: f64,
 }
@@ -80,7 +80,7 @@ const LAST: u8 = 10;
 fn fields(line: &StepLine) -> Vec<(u8, String)> {
     let (used, limit) = line.device_memory;
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-    let speculation = line.ahead.map(|[committed, redone, no]| {
+    let speculation = line.speculation.map(|[committed, redone, no]| {
         format!("ahead {committed} committed {redone} redone {no} not tried")
     });
     let mut fields = vec![

@@ -71,9 +71,9 @@ fn doctor_fails_where_gpus_are_wanted_and_only_there() {
     if driver.iter().any(|name| folder.shell(&format!("ldconfig -p | grep -q {name}")).code == 0) {
         return; // here the command may succeed either way
     }
-    let said = folder.onebox(&["doctor", "--json"]).ok();
-    let said = json(&said);
-    assert_eq!((&said["ok"], &said["trains_on"]), (&true.into(), &serde_json::json!(["Cpu"])));
+    let output = folder.onebox(&["doctor", "--json"]).ok();
+    let output = json(&output);
+    assert_eq!((&output["ok"], &output["trains_on"]), (&true.into(), &serde_json::json!(["Cpu"])));
     let wanted = folder.onebox(&["doctor", "--cuda"]).refused(1, &[]);
     assert!(wanted.stdout.starts_with("fail  driver"), "{}", wanted.stdout);
     let wanted = json(&folder.onebox(&["doctor", "--cuda", "--json"]).refused(1, &[]));

@@ -81,8 +81,8 @@ fn a_box_is_taken_by_its_name_where_there_is_no_file_of_it() {
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
     for verb in [&["plan"][..], &["plan", "--search"], &["simulate", "--no-schedules"]] {
         let on = [verb, &["tiny.ron", "--box", "dgx1v"], &sets].concat();
-        let said = folder.onebox(&on).ok().stdout;
-        assert!(said.contains("DGX-1V"), "{verb:?}: {said}");
+        let output = folder.onebox(&on).ok().stdout;
+        assert!(output.contains("DGX-1V"), "{verb:?}: {output}");
     }
     let device = "device=Sim(box: \"dgx1v\")";
     let on = [&["config", "show", "tiny.ron", "--set", device][..], &sets].concat();
@@ -260,8 +260,8 @@ fn a_box_without_what_a_simulation_needs_is_refused_by_key() {
         for instead in ["", &line.replace("90", "0").replace("132", "0")] {
             let topologies = text.replace("topologies/", &format!("{}/", topologies()));
             std::fs::write(folder.path("box.ron"), topologies.replace(line, instead)).unwrap();
-            let said = format!("does not say `{key}` (0: not known), which a simulation needs");
-            folder.onebox(&["simulate", "tiny.ron", "--box", "box.ron"]).refused(78, &[&said]);
+            let message = format!("does not say `{key}` (0: not known), which a simulation needs");
+            folder.onebox(&["simulate", "tiny.ron", "--box", "box.ron"]).refused(78, &[&message]);
         }
     }
 }

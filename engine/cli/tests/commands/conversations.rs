@@ -6,7 +6,9 @@
 use crate::common::{CommandOutput, Folder};
 use crate::terminal::{Screen, Terminal, has_terminals};
 use serde_json::Value;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn fixture(name: &str) -> String {
     format!("{}/../../tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
@@ -85,9 +87,9 @@ fn the_oldest_turns_are_left_out_when_the_conversation_is_full() {
     for (message, found) in messages.iter().zip(&found) {
         assert_eq!(found, &answers(&folder, &format!("{message}\n"), "--tokens 8")[0]);
     }
-    let said =
+    let output =
         "note: the oldest turn is left out from here on: the conversation has room for 36 tokens\n";
-    assert_eq!(full.stderr, said.repeat(2));
+    assert_eq!(full.stderr, output.repeat(2));
     // An answer ends where the conversation is full.
     let cut = converse(&folder, b"what?\n", "--context 40 --json").ok();
     let answer: Value = serde_json::from_str(&cut.stdout).unwrap();
@@ -233,4 +235,124 @@ fn a_text_is_printed_as_it_is_written() {
     terminal.press_ctrl_c();
     let (code, lines, _) = terminal.end();
     assert_eq!(code, 130, "{lines:#?}");
+}
+
+/// A conversation through pipes with the model of [`patient`].
+struct PipedConversation(Child);
+
+impl PipedConversation {
+    fn start(folder: &Folder, args: &[&str]) -> Self {
+        let all = ["generate", "long", "--chat", "--temperature", "0"];
+        Self::of(folder.command(&[&all[..], args].concat()))
+    }
+
+    fn of(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(command.spawn().unwrap())
+    }
+
+    fn send(&mut self, line: &str) {
+        self.0.stdin.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
+    }
+
+    /// A file of `/proc` about the process.
+    fn of_proc(&self, name: &str) -> String {
+        std::fs::read_to_string(format!("/proc/{}/{name}", self.0.id())).unwrap()
+    }
+
+    fn wait_for(&self, what: &str, came: impl Fn(&Self) -> bool) {
+        let since = Instant::now();
+        while !came(self) {
+            assert!(since.elapsed() < Duration::from_secs(180), "not within three minutes: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until the process handles SIGINT, which it does before its first turn.
+    fn wait_until_ready(&self) {
+        self.wait_for("a handler of SIGINT", |it| {
+            let status = it.of_proc("status");
+            let set = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+            u64::from_str_radix(set.trim(), 16).unwrap() >> 1 & 1 == 1
+        });
+    }
+
+    /// Time that the process has computed, in ticks of 10 ms.
+    fn computed(&self) -> u64 {
+        let stat = self.of_proc("stat");
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+    }
+
+    fn interrupt(&self) {
+        let id = self.0.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    }
+
+    /// Exit code, and what is left of the output, after the end of the input.
+    fn end(mut self) -> (Option<i32>, String) {
+        drop(self.0.stdin.take());
+        let mut out = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+        (self.0.wait().unwrap().code(), out)
+    }
+}
+
+impl Drop for PipedConversation {
+    fn drop(&mut self) {
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
+}
+
+#[test]
+fn a_ctrl_c_ends_a_conversation_through_pipes_after_the_answer_so_far() {
+    let folder = Folder::new();
+    patient(&folder);
+    let long = ["--context", "65536"];
+    // The text so far, with a line end.
+    let mut piped = PipedConversation::start(&folder, &long);
+    piped.send("what?\n");
+    let mut begun = [0; 20];
+    piped.0.stdout.as_mut().unwrap().read_exact(&mut begun).unwrap();
+    piped.interrupt();
+    let (code, rest) = piped.end();
+    assert_eq!((code, rest.chars().last()), (Some(130), Some('\n')));
+    // One object.
+    let mut piped = PipedConversation::start(&folder, &[&long[..], &["--json"]].concat());
+    piped.wait_until_ready();
+    let before = piped.computed();
+    piped.send("what?\n");
+    piped.wait_for("the computation of an answer", |it| it.computed() > before + 5);
+    piped.interrupt();
+    let (code, out) = piped.end();
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, out.matches('\n').count()), (Some(130), 1));
+    assert_eq!((&answer["prompt"], &answer["end"]), (&"what?".into(), &"interrupted".into()));
+    assert!(!answer["text"].as_str().unwrap().is_empty(), "{answer}");
+    assert!(!answer["tokens"].as_array().unwrap().is_empty(), "{answer}");
+    // Between two answers there is nothing to write.
+    let piped = PipedConversation::start(&folder, &long);
+    piped.wait_until_ready();
+    piped.interrupt();
+    assert_eq!(piped.end(), (Some(130), String::new()));
+}
+
+#[test]
+fn a_conversation_in_the_background_of_a_script_ignores_a_ctrl_c() {
+    let folder = Folder::new();
+    patient(&folder);
+    let mut command = Command::new("sh");
+    let line = format!("trap '' INT; exec {} \"$@\"", env!("CARGO_BIN_EXE_onebox"));
+    command.args(["-c", &line, "script", "generate", "long", "--chat", "--json", "--tokens", "6"]);
+    command.current_dir(folder.path("."));
+    let mut piped = PipedConversation::of(command);
+    let mut out = BufReader::new(piped.0.stdout.take().unwrap()).lines();
+    for message in ["what?\n", "who waits?\n"] {
+        piped.send(message);
+        let answer: Value = serde_json::from_str(&out.next().unwrap().unwrap()).unwrap();
+        assert_eq!(answer["end"], "length");
+        piped.interrupt();
+    }
+    drop(piped.0.stdin.take());
+    assert_eq!(piped.0.wait().unwrap().code(), Some(0));
 }

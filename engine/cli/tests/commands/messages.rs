@@ -39,8 +39,8 @@ const BEGINNINGS: [&str; 12] = [
 fn check(what: &str, output: &CommandOutput, all: &[&str]) {
     let CommandOutput { code, stdout, stderr } = output;
     assert!(stderr.len() < 20_000 && stdout.len() < 1_000_000, "{what}: {}", stderr.len());
-    for said in all {
-        assert!(stderr.contains(said), "{what}, {code}: `{said}` is not in:\n{stderr}");
+    for message in all {
+        assert!(stderr.contains(message), "{what}, {code}: `{message}` is not in:\n{stderr}");
     }
     for line in stderr.lines() {
         let of_config = line.trim_start().starts_with(|c: char| c == '|' || c.is_ascii_digit())
@@ -257,8 +257,8 @@ fn a_run_of_others_begins_no_line() {
             "bad",
             &["--resume", "--set", "train.steps=5", "--set", "schedule.decay_steps=4"],
         );
-        let said = resumed.stderr.split("run     ").next().unwrap_or_default().to_owned();
-        check(what, &CommandOutput { stderr: said, ..resumed }, &[]);
+        let output = resumed.stderr.split("run     ").next().unwrap_or_default().to_owned();
+        check(what, &CommandOutput { stderr: output, ..resumed }, &[]);
     }
     copy("bad");
     folder.shell("rm -r bad/checkpoints/step-*").ok();
@@ -341,4 +341,14 @@ fn proposed_commands_run_as_they_stand_whatever_the_names_are() {
 fn tokenizer() -> Vec<u8> {
     fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tokenizer-tiny.json"))
         .unwrap()
+}
+
+/// clap proposes `-- --config` by itself, which is a file of this name.
+#[test]
+fn a_config_as_an_option_gets_the_right_tip() {
+    let folder = Folder::new();
+    let done = folder.onebox(&["train", "--config", "tiny.ron"]);
+    let done = done.refused(2, &["'--config'", "tip: the config is no option", "train my.ron"]);
+    assert!(!done.stderr.contains("as a value"), "{}", done.stderr);
+    folder.onebox(&["train", "--confg", "tiny.ron"]).refused(2, &["'--confg'"]);
 }

@@ -80,9 +80,9 @@ fn help_of_every_command() {
 fn keys_of_configs_and_boxes() {
     let folder = Folder::new();
     let of = |more: &[&str]| {
-        let said = onebox(&folder, &[&["config", "keys"], more].concat()).ok().stdout;
+        let output = onebox(&folder, &[&["config", "keys"], more].concat()).ok().stdout;
         // docs/config.md has the meaning of a key.
-        let mut keys: Vec<&str> = said.lines().filter(|line| !line.starts_with(' ')).collect();
+        let mut keys: Vec<&str> = output.lines().filter(|line| !line.starts_with(' ')).collect();
         keys.sort_unstable();
         keys.join("\n")
     };

@@ -37,6 +37,20 @@ pub(crate) const OVERFLOWING: [&str; 11] = [
     "train.stop_after_skipped=1",
 ];
 
+/// A learning rate that grows until the model gets worse. Evaluations and saves rarely coincide.
+pub(crate) const WORSE: [&str; 10] = [
+    "optimizer.lr=1.0",
+    "schedule.warmup_steps=14",
+    "schedule.decay_steps=1000",
+    "train.steps=14",
+    "train.eval_every=2",
+    "train.checkpoint_every=3",
+    "train.checkpoint_keep=2",
+    "train.keep_best=true",
+    "sample.tokens=0",
+    "batch.micro=1",
+];
+
 /// A folder with `tiny.ron` and `text.txt`; it is removed at the end.
 pub(crate) struct Folder(tempfile::TempDir);
 

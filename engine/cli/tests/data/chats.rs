@@ -36,11 +36,11 @@ fn a_model_learns_the_answers_of_chats() {
     let wasteful = folder.onebox(&[&["data", "check", "chat.ron"], &sets[..]].concat()).ok().stdout;
     assert!(wasteful.contains(" % full: several rows share one with data.packing: Documents"));
     let checked = folder.onebox(&["data", "check", "chat.ron"]).ok().stdout;
-    assert!(checked.contains("60 rows: 54 to train, 6 held out"), "{checked}");
+    assert!(checked.contains("60 rows: 54 to train, 6 for validation"), "{checked}");
     assert!(checked.contains("an epoch has 54 samples, which are 6.8 steps of 8"), "{checked}");
     let args = ["train", "chat.ron", "--run-dir", "run"];
     let done = folder.onebox(&args).ok();
-    assert!(done.stderr.contains("54 to train, 6 held out"), "{}", done.stderr);
+    assert!(done.stderr.contains("54 to train, 6 for validation"), "{}", done.stderr);
     assert!(done.stderr.contains("0.59 epochs of 54 samples"), "{}", done.stderr);
     let first = &folder.metrics("run")[0];
     assert!(first["targets"].as_u64().is_some_and(|n| n > 16 && n < 8 * 64), "{first}");
@@ -132,7 +132,7 @@ fn chats_side_by_side_fill_samples_and_resume() {
         let (_, rest) = text.split_once("an epoch has ").unwrap();
         rest.split_once(" samples").unwrap().0.parse().unwrap()
     };
-    assert!(checked.contains("60 rows: 54 to train, 6 held out; samples: "), "{checked}");
+    assert!(checked.contains("60 rows: 54 to train, 6 for validation; samples: "), "{checked}");
     assert!((6..20).contains(&samples(&checked)), "{checked}");
     let shown = onebox(&["data", "show", "chat.ron", "--json"]).stdout;
     let sample: serde_json::Value = serde_json::from_str(&shown).unwrap();
@@ -218,8 +218,8 @@ fn long_texts_are_divided_and_lose_no_target() {
     let whole = check("model.seq_len=256");
     assert!(!whole.stderr.contains("divided"), "{}", whole.stderr);
     let tokens = |stdout: &str| {
-        let said: serde_json::Value = serde_json::from_str(stdout).unwrap();
-        said["tokens"].as_u64().unwrap()
+        let output: serde_json::Value = serde_json::from_str(stdout).unwrap();
+        output["tokens"].as_u64().unwrap()
     };
     assert_eq!(tokens(&checked.stdout), tokens(&whole.stdout));
 }
@@ -228,8 +228,8 @@ fn long_texts_are_divided_and_lose_no_target() {
 fn prepared(folder: &Folder, out: &str, sets: &[&str]) -> String {
     let sets = sets.iter().flat_map(|set| ["--set", set]);
     let all: Vec<&str> = ["data", "prepare", "chat.ron", out].into_iter().chain(sets).collect();
-    let said = folder.onebox(&all).ok().stdout;
-    let data = said.lines().find_map(|line| line.trim().strip_prefix("data: ")).unwrap();
+    let output = folder.onebox(&all).ok().stdout;
+    let data = output.lines().find_map(|line| line.trim().strip_prefix("data: ")).unwrap();
     format!("data={}", data.strip_suffix(',').unwrap())
 }
 
@@ -279,10 +279,10 @@ fn prepared_chats_train_as_the_chats_do_on_any_layout() {
         of_tokens.push(&data);
         let same = |args: &[&str], keys: &[&str]| {
             let [one, other] = [&of_rows, &of_tokens].map(|sets| {
-                let said =
+                let output =
                     onebox(&[&["data", args[0], "chat.ron", "--json"], &args[1..]].concat(), sets);
-                let said: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
-                keys.iter().map(|key| said[key].clone()).collect::<Vec<_>>()
+                let output: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
+                keys.iter().map(|key| output[key].clone()).collect::<Vec<_>>()
             });
             assert_eq!(one, other, "{sets:?}");
         };
@@ -343,8 +343,8 @@ fn a_mask_is_asked_for_and_looked_at() {
     let check = |more: &[&str]| {
         folder.onebox(&[&["data", "check", "chat.ron"], &with(&data, more)[..]].concat())
     };
-    let said = check(&[]).ok().stdout;
-    assert!(said.contains("60 documents: 54 to train, 6 held out"), "{said}");
+    let output = check(&[]).ok().stdout;
+    assert!(output.contains("60 documents: 54 to train, 6 for validation"), "{output}");
     check(&["data.packing=Windows"])
         .refused(66, &["000000.chat.mask says which of its tokens count"]);
     let mask = folder.path("made/train/000000.chat.mask");
@@ -392,9 +392,9 @@ fn prepared_chats_without_their_masks_are_refused_wherever_they_are() {
     // Parts of chats had this name in earlier versions.
     folder.shell("cp made/train/*.mask bare/0.mask").ok();
     let hashes = |more: &[&str]| {
-        let said = onebox(&["data", "check", "chat.ron", "--json"], more).ok().stdout;
-        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-        ["train_hash", "held_out_hash"].map(|key| said[key].clone())
+        let output = onebox(&["data", "check", "chat.ron", "--json"], more).ok().stdout;
+        let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+        ["train_hash", "held_out_hash"].map(|key| output[key].clone())
     };
     assert_eq!(hashes(&["data.train=\"bare\""]), hashes(&[]));
 }

@@ -66,8 +66,8 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
     let all = [&sets(&mixed)[..], &["--run-dir", "none"]].concat();
     let checked =
         folder.onebox(&[&["data", "check", "tiny.ron"], &all[..all.len() - 2]].concat()).ok();
-    for said in ["text: 75.0 % of the samples; 1 file", "numbers: 25.0 % of the samples; 1 file"] {
-        assert!(checked.stdout.contains(said), "{}", checked.stdout);
+    for text in ["text: 75.0 % of the samples; 1 file", "numbers: 25.0 % of the samples; 1 file"] {
+        assert!(checked.stdout.contains(text), "{}", checked.stdout);
     }
     // A data set with a small share needs more steps for an epoch than one with every sample.
     let numbers = |text: &str| -> Vec<f64> {
@@ -164,9 +164,9 @@ fn data_sets_take_turns_by_their_weights_and_each_has_a_loss_of_its_own() {
             Some("text.txt is in two data sets"),
         ),
     ] {
-        let said = of(train, validation).stderr;
-        assert_eq!(said.contains("evaluation is not held out"), file.is_some(), "{said}");
-        assert!(said.contains(file.unwrap_or("")), "{said}");
+        let output = of(train, validation).stderr;
+        assert_eq!(output.contains("evaluation uses training data"), file.is_some(), "{output}");
+        assert!(output.contains(file.unwrap_or("")), "{output}");
     }
     // The same file is there twice, each with its own loss.
     let twice = "data.validation=[(path: \"third.txt\"), (path: \"third.txt\")]";
@@ -217,8 +217,8 @@ fn a_checkpoint_without_the_hash_of_its_data_is_compared_by_what_it_has() {
     fs::write(folder.path("text.txt"), &text[1..]).unwrap();
     go_on(&folder, "run", "--resume", "text.txt").refused(78, &["tokens"]);
     fs::write(folder.path("text.txt"), text).unwrap();
-    let said = go_on(&folder, "run", "--resume", "text.txt").ok().stderr;
-    assert!(said.contains("has no hash of its data"), "{said}");
+    let output = go_on(&folder, "run", "--resume", "text.txt").ok().stderr;
+    assert!(output.contains("has no hash of its data"), "{output}");
 }
 
 /// Runs `--dry-run --quiet` on this `data.train`.
@@ -263,14 +263,14 @@ fn what_is_no_text_is_refused_by_name_and_by_content() {
         assert_eq!(dry(&folder, name, &tokenizer).code, 66, "{name}");
     }
     // What begins as a compressed file is one, whatever its name is; an Arrow file gets a command.
-    for (name, head, said) in [
+    for (name, head, message) in [
         ("other.txt", &b"\x1f\x8b\x08\x00"[..], "it is compressed (gzip), and it is damaged: "),
         ("other", b"\x28\xb5\x2f\xfd", "it is compressed (zstd), and it is damaged: "),
         ("rows.arrow", b"", "from datasets import Dataset; Dataset.from_file("),
     ] {
         let content = [head, b"the box holds a model ".repeat(50).as_slice()].concat();
         fs::write(folder.path(name), content).unwrap();
-        dry(&folder, name, &[]).refused(66, &["data.train", name, said]);
+        dry(&folder, name, &[]).refused(66, &["data.train", name, message]);
         let taken = dry(&folder, name, &["data.format=Bytes"]).ok().stderr;
         assert!(taken.contains(name) && taken.contains("WARN"), "{name}: {taken}");
     }
@@ -300,9 +300,9 @@ fn a_directory_says_what_it_leaves_out_and_refuses_to_lose_most() {
     put("c/rows.jsonl", b"{}\n");
     // A picture or a program is no lost text.
     put("c/picture.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR");
-    let said = dry(&folder, "c", &[]).ok().stderr;
+    let output = dry(&folder, "c", &[]).ok().stderr;
     for text in ["WARN", "3 files", "latin.txt", "1.37 KiB", "not UTF-8", "UTF-8"] {
-        assert!(said.contains(text), "`{text}` is not in:\n{said}");
+        assert!(output.contains(text), "`{text}` is not in:\n{output}");
     }
     put("d/small.txt", &b"the box\n".repeat(100));
     put("d/latin.txt", &latin);
@@ -325,7 +325,7 @@ fn a_directory_says_what_it_leaves_out_and_refuses_to_lose_most() {
 }
 
 #[test]
-fn what_is_held_out_by_its_name_is_not_trained_on() {
+fn a_file_that_is_named_as_a_validation_set_is_not_trained_on() {
     let folder = Folder::new();
     for name in ["d/train.bin", "d/val.bin", "e/train.bin", "e/other.bin"] {
         fs::create_dir_all(folder.path(name).parent().unwrap()).unwrap();
@@ -402,7 +402,7 @@ fn a_finished_run_says_what_differs_and_refuses_another_experiment() {
         }
         let same = resume(&[]).ok().stderr;
         assert!(same.contains("nothing to do") && !same.contains("no effect"), "{same}");
-        let said =
+        let output =
             resume(&["train.eval_every=3", "parallel.tensor=1", "parallel.data=4"]).ok().stderr;
         for text in [
             "nothing to do",
@@ -412,7 +412,7 @@ fn a_finished_run_says_what_differs_and_refuses_another_experiment() {
             "parallel.tensor",
             "train.steps",
         ] {
-            assert!(said.contains(text), "`{text}` is not in:\n{said}");
+            assert!(output.contains(text), "`{text}` is not in:\n{output}");
         }
         assert_eq!(folder.read(&format!("{run}/metrics.jsonl")), metrics);
     }
@@ -471,7 +471,7 @@ fn no_name_of_a_file_reaches_the_terminal_as_it_is() {
     fs::write(folder.path("d").join(name), b"{}\n{}\n").unwrap();
     for command in [&["train", "tiny.ron", "--dry-run"][..], &["config", "check", "tiny.ron"]] {
         let refused = folder.onebox(&[command, &sets(&["data.train=\"d/*.txt\""])[..]].concat());
-        let said = refused.refused(66, &["X.txt"]).stderr;
-        assert!(!said.contains(['\u{1b}', '\u{7}', '\u{202e}']), "{said:?}");
+        let output = refused.refused(66, &["X.txt"]).stderr;
+        assert!(!output.contains(['\u{1b}', '\u{7}', '\u{202e}']), "{output:?}");
     }
 }

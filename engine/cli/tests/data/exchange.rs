@@ -194,7 +194,7 @@ fn a_folder_that_is_not_what_it_says_is_refused() {
             "does not stand",
         ),
         (
-            "not turned",
+            "not transposed",
             |h| h["transformer.h.0.attn.c_attn.weight"]["shape"] = vec![96, 32].into(),
             "[32, 96]",
         ),

@@ -54,11 +54,11 @@ fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
     let sets = [&TOKENIZER[..], more].concat();
     let made = format!("made-{}", more[0].len());
     let prepare = ["data", "prepare", "tiny.ron", &made];
-    let said = onebox(folder, &prepare, &sets).ok().stdout;
-    let lines: Vec<&str> = said.lines().map(str::trim).collect();
-    let [first, _, data, "model: (.., vocab: 300),"] = lines[..] else { panic!("{said}") };
+    let output = onebox(folder, &prepare, &sets).ok().stdout;
+    let lines: Vec<&str> = output.lines().map(str::trim).collect();
+    let [first, _, data, "model: (.., vocab: 300),"] = lines[..] else { panic!("{output}") };
     let end = format!("in {}", topology::counted(parts, "part"));
-    assert!(first.ends_with(&end), "{said}");
+    assert!(first.ends_with(&end), "{output}");
     // The printed lines are pasted into a config.
     let pasted = common::TINY.replace("data: (train: \"text.txt\"),", data);
     let pasted = pasted.replace("heads: 4,", "heads: 4, vocab: 300,");
@@ -79,9 +79,9 @@ fn prepared_as(folder: &Folder, more: &[&str], parts: usize) {
     };
     let same = |args: &[&str], keys: [&str; 3]| {
         let [one, other] = [tokens, text].map(|of| {
-            let said = stdout(args, of);
-            let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-            keys.map(|key| said[key].clone())
+            let output = stdout(args, of);
+            let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+            keys.map(|key| output[key].clone())
         });
         assert_eq!(one, other);
     };
@@ -123,12 +123,12 @@ fn the_folder_of_all_data_sets_and_a_half_are_refused() {
          data.validation to {0}/validation",
         made.display()
     );
-    let refused = |named: &str, said: &str| {
+    let refused = |named: &str, message: &str| {
         let train = format!("data.train={named:?}");
         for args in [&["data", "check", "tiny.ron"][..], &["train", "tiny.ron", "--run-dir", "run"]]
         {
             let sets = ["model.vocab=300", "data.format=U16", &train];
-            onebox(&folder, args, &sets).refused(66, &[said]);
+            onebox(&folder, args, &sets).refused(66, &[message]);
         }
     };
     for named in ["all/made", "all/made/", "all"] {
@@ -160,11 +160,11 @@ fn an_interrupted_one_says_what_is_kept_and_goes_on() {
     std::thread::sleep(Duration::from_millis(20));
     Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(75), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(75), "{printed}");
     assert!(
-        said.contains("interrupted; 1 part is kept: the same command goes on behind it"),
-        "{said}"
+        printed.contains("interrupted; 1 part is kept: the same command goes on behind it"),
+        "{printed}"
     );
     assert!(!folder.path("made/train").exists(), "nobody trains on a half");
     folder.shell("cp long.txt new.txt && mv new.txt long.txt").ok();
@@ -210,8 +210,8 @@ fn a_part_that_is_gone_or_has_another_length_is_refused_with_the_command_that_ma
     let folder = folder();
     let sets = made(&folder);
     checked(&folder, &sets).ok();
-    let refused = |said: &str| {
-        let said = format!("{said}{}", again(&folder));
+    let refused = |message: &str| {
+        let message = format!("{message}{}", again(&folder));
         let sets = sets.each_ref().map(String::as_str);
         for args in [
             &["data", "check", "tiny.ron"][..],
@@ -219,10 +219,10 @@ fn a_part_that_is_gone_or_has_another_length_is_refused_with_the_command_that_ma
             &["train", "tiny.ron", "--run-dir", "run"],
             &["train", "tiny.ron", "--dry-run"],
         ] {
-            onebox(&folder, args, &sets).refused(66, &[&said]);
+            onebox(&folder, args, &sets).refused(66, &[&message]);
         }
         let plan = onebox(&folder, &["plan", "tiny.ron"], &sets).ok().stdout;
-        assert!(plan.contains("data: not counted: ") && plan.contains(&said), "{plan}");
+        assert!(plan.contains("data: not counted: ") && plan.contains(&message), "{plan}");
     };
     for part in ["made/train/000000.bin", "made/validation/000000.bin"] {
         let path = folder.path(part);
@@ -268,16 +268,20 @@ fn a_part_with_another_token_is_found_and_made_again() {
     let hash = |bytes: &[u8]| format!("{:032x}", xxhash_rust::xxh3::xxh3_128(bytes));
     let (is, was) = (hash(&bad), hash(&good));
     let list = folder.path("made/prepared.json");
-    let said = format!(
+    let message = format!(
         "made/train/000000.bin: its bytes have the xxh3-128 {is}, and {} says {was}",
         list.display()
     );
-    checked(&folder, &sets).refused(66, &[&format!("{said}{}", again(&folder))]);
+    checked(&folder, &sets).refused(66, &[&format!("{message}{}", again(&folder))]);
     // The command in the error is for a shell.
     let command = again(&folder).split_once("again: ").unwrap().1.to_owned();
     let command = command.replace("onebox data", &format!("{} data", env!("CARGO_BIN_EXE_onebox")));
     let done = folder.shell(&command).ok();
-    assert!(done.stderr.contains(&said) && done.stderr.contains("made again"), "{}", done.stderr);
+    assert!(
+        done.stderr.contains(&message) && done.stderr.contains("made again"),
+        "{}",
+        done.stderr
+    );
     assert!(done.stdout.contains("in 2 parts, 1 of them from before"), "{}", done.stdout);
     assert_eq!(fs::read(&path).unwrap(), good);
     assert_eq!(checked(&folder, &sets).ok().stdout, before);
@@ -299,10 +303,10 @@ fn a_folder_of_an_older_onebox_is_refused_with_the_command_that_makes_it_again()
     fs::write(&list, old.to_string()).unwrap();
     let made = folder.path("made").display().to_string();
     let remedy = format!("rm -r {made} && onebox data prepare CONFIG {made}");
-    let said = format!(
+    let message = format!(
         "made/prepared.json: an older onebox wrote it, in format 1 without hashes; make the tokens again: {remedy}"
     );
-    checked(&folder, &sets).refused(66, &[&said]);
+    checked(&folder, &sets).refused(66, &[&message]);
     let prepare = ["data", "prepare", "tiny.ron", "made"];
     let older =
         "made/prepared.json: another onebox wrote it, in format 1, and this one writes format 3";

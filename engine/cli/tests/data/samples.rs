@@ -37,10 +37,10 @@ fn a_sample_shows_control_tokens_and_where_it_is_from() {
     let headings: Vec<&str> = text.lines().filter(|line| line.starts_with("---- ")).collect();
     assert!(headings.len() > 2, "{text}");
     assert!(headings.iter().all(|line| line.contains("rows.jsonl:")), "{text}");
-    let said: serde_json::Value =
+    let output: serde_json::Value =
         serde_json::from_str(&show(&[&packed[..], &["--json"]].concat())).unwrap();
-    let origins = said["origins"].as_array().unwrap();
-    assert_eq!(origins.len(), headings.len(), "{said}");
+    let origins = output["origins"].as_array().unwrap();
+    assert_eq!(origins.len(), headings.len(), "{output}");
     let ends =
         |(line, origin): (&&str, &serde_json::Value)| line.ends_with(origin.as_str().unwrap());
     assert!(headings.iter().zip(origins).all(ends), "{headings:?} {origins:?}");
@@ -59,17 +59,23 @@ fn a_check_names_every_row_that_is_left_out_if_asked() {
         let numbers = lines.filter(|line| line.ends_with(": `messages` is empty")).count();
         (done.code, numbers, done.stderr)
     };
-    let (code, lines, said) = named(&rows(&good), &[]);
-    assert_eq!((code, lines), (0, 0), "{said}");
+    let (code, lines, message) = named(&rows(&good), &[]);
+    assert_eq!((code, lines), (0, 0), "{message}");
     let rest =
         "lines 61, 62, 63 and 2 more: `messages` is empty; `onebox data check --all` names each)";
-    assert!(said.contains("5 of 125 rows cannot be used") && said.contains(rest), "{said}");
-    let (code, lines, said) = named(&rows(&good), &["--all"]);
-    assert_eq!((code, lines), (0, 5), "{said}");
+    assert!(
+        message.contains("5 of 125 rows cannot be used") && message.contains(rest),
+        "{message}"
+    );
+    let (code, lines, message) = named(&rows(&good), &["--all"]);
+    assert_eq!((code, lines), (0, 5), "{message}");
     // Too many rows are bad, and too many are long.
-    let (code, lines, said) = named(&rows(""), &["--all"]);
-    assert!(code == 66 && lines == 0 && said.contains("rows.jsonl line 5: `messages`"), "{said}");
+    let (code, lines, message) = named(&rows(""), &["--all"]);
+    assert!(
+        code == 66 && lines == 0 && message.contains("rows.jsonl line 5: `messages`"),
+        "{message}"
+    );
     let long = ["--all", "--set", "model.seq_len=20"];
-    let (code, _, said) = named(&good, &long);
-    assert!(code == 66 && said.contains("tokens, more than a sample"), "{said}");
+    let (code, _, message) = named(&good, &long);
+    assert!(code == 66 && message.contains("tokens, more than a sample"), "{message}");
 }

@@ -29,8 +29,8 @@ fn check(folder: &Folder, sets: &[&str]) -> CommandOutput {
 
 /// Hashes of the tokens and targets that `data check` finds.
 fn hashes(folder: &Folder, sets: &[&str]) -> [Value; 2] {
-    let said: Value = serde_json::from_str(&check(folder, sets).ok().stdout).unwrap();
-    ["train_hash", "held_out_hash"].map(|key| said[key].clone())
+    let output: Value = serde_json::from_str(&check(folder, sets).ok().stdout).unwrap();
+    ["train_hash", "held_out_hash"].map(|key| output[key].clone())
 }
 
 fn chat(i: usize) -> Value {
@@ -156,8 +156,8 @@ fn other_targets_are_other_data() {
     assert!(show(kinds[2]).contains(": 66 tokens, 65 targets, "), "{}", show(kinds[2]));
     for (kind, wanted) in kinds.iter().zip(&found) {
         let out = format!("made-{}", &kind[13..]);
-        let said = with(&folder, &["data", "prepare", "chat.ron", &out], &[kind]).ok().stdout;
-        let data = said.lines().find_map(|line| line.trim().strip_prefix("data: ")).unwrap();
+        let output = with(&folder, &["data", "prepare", "chat.ron", &out], &[kind]).ok().stdout;
+        let data = output.lines().find_map(|line| line.trim().strip_prefix("data: ")).unwrap();
         let data = format!("data={}", data.strip_suffix(',').unwrap());
         assert_eq!(hashes(&folder, &[&data]), *wanted, "{kind}");
     }
@@ -180,10 +180,10 @@ fn other_targets_are_other_data() {
 #[test]
 fn rows_that_onebox_does_not_train_on_are_named_with_their_remedy() {
     let folder = with_chats();
-    let refused = |row: Value, said: &str| {
+    let refused = |row: Value, printed: &str| {
         put(&folder, "rows.jsonl", |_| row.clone());
-        let said = format!("rows.jsonl lines 1, 2, 3 and 57 more: {said}");
-        check(&folder, &["data.train=rows.jsonl"]).refused(66, &[&said]);
+        let printed = format!("rows.jsonl lines 1, 2, 3 and 57 more: {printed}");
+        check(&folder, &["data.train=rows.jsonl"]).refused(66, &[&printed]);
     };
     refused(
         json!({ "prompt": "a", "chosen": "b", "rejected": "c" }),
@@ -228,8 +228,8 @@ fn a_data_set_of_the_hub_is_refused_with_the_command_that_downloads_it() {
     folder.shell("mkdir tatsu-lab").ok();
     for other in ["tatsu-lab/alpaca", "no/such/folder", "no/such.jsonl", "/no/such"] {
         let set = format!("data.train={other}");
-        let said = check(&folder, &[&set]).refused(66, &["no such file"]).stderr;
-        assert!(!said.contains("hf download"), "{said}");
+        let output = check(&folder, &[&set]).refused(66, &["no such file"]).stderr;
+        assert!(!output.contains("hf download"), "{output}");
     }
 }
 
@@ -281,7 +281,7 @@ fn lists_in_the_cells_of_a_table_are_lists() {
     }
     // A list that is cut off, and lists as Python prints them, are no texts to learn.
     let keys = ["prompt", "completion"];
-    let said = "`prompt` is a text, and that is no JSON: ";
+    let expected = "`prompt` is a text, and that is no JSON: ";
     table("cut.csv", &keys, &|i| {
         let mut row = lists(i);
         if i == ROWS - 1 {
@@ -291,7 +291,7 @@ fn lists_in_the_cells_of_a_table_are_lists() {
     });
     let dry = ["train", "chat.ron", "--dry-run"];
     let stderr = with(&folder, &dry, &["data.train=cut.csv"]).ok().stderr;
-    let line = format!("1 of 60 rows cannot be used (cut.csv line 61: {said}");
+    let line = format!("1 of 60 rows cannot be used (cut.csv line 61: {expected}");
     assert!(stderr.contains(&line), "{stderr}");
     table("python.csv", &keys, &|i| {
         let mut row = lists(i);
@@ -299,5 +299,5 @@ fn lists_in_the_cells_of_a_table_are_lists() {
         row
     });
     let refused = check(&folder, &["data.train=python.csv"]);
-    refused.refused(66, &["data.train", "python.csv", said, "json.dumps"]);
+    refused.refused(66, &["data.train", "python.csv", expected, "json.dumps"]);
 }

@@ -51,7 +51,7 @@ fn forge(path: &Path, change: impl Fn(&str) -> String) {
 }
 
 /// Flips a bit of the hash of the validation tokens.
-fn other_held_out(text: &str) -> String {
+fn other_validation_hash(text: &str) -> String {
     let start = text.find("\"held_out\":").unwrap() + 11;
     let digits = text[start..].find(|c: char| !c.is_ascii_digit()).unwrap();
     let hash: u128 = text[start..start + digits].parse().unwrap();
@@ -104,10 +104,10 @@ fn a_file_of_gigabytes_is_read_through_once_and_is_never_in_memory() {
     assert_eq!(first, unsettled);
     // The contents of the cache folder are trusted: the file is not read completely again.
     let known = only(&folder, "cache");
-    forge(&known, other_held_out);
+    forge(&known, other_validation_hash);
     let forged = hashes(check(&folder, "cache", &sets));
     assert!(forged[0] == first[0] && forged[1] != first[1], "{forged:?}");
-    forge(&known, other_held_out);
+    forge(&known, other_validation_hash);
     // The cache also knows the largest token, for any vocabulary.
     let small = [&sets[..], &["model.vocab=9"]].concat();
     check(&folder, "cache", &small).refused(66, &["token 268435456, at byte 1073741824, is 9,"]);
@@ -238,8 +238,8 @@ fn many_small_files_train_as_one_and_few_of_them_are_open() {
         let to = folder.path("megatron").join(format!("{i}.{kind}"));
         fs::copy(fixture.join(format!("mapped-u16.{kind}")), to).unwrap();
     }
-    let said = checked("Megatron --set 'data.train=\"megatron\"'");
-    assert!(said.contains("500 files") && said.contains("in 3500 documents"), "{said}");
+    let output = checked("Megatron --set 'data.train=\"megatron\"'");
+    assert!(output.contains("500 files") && output.contains("in 3500 documents"), "{output}");
 }
 
 /// Changes a file during a run, one change after another, with some steps between.
@@ -300,9 +300,9 @@ fn a_file_that_is_touched_under_a_run_ends_it_only_where_its_bytes_are_others() 
         file.set_modified(before).unwrap();
     };
     let ended = under_a_run(&[&touch, &rewrite, &link, &change]);
-    let said = ended.stderr.matches("tokens.bin has another time of change: it is read").count();
+    let count = ended.stderr.matches("tokens.bin has another time of change: it is read").count();
     // Each rank may report the last change.
-    assert!(said >= 4, "{}", ended.stderr);
+    assert!(count >= 4, "{}", ended.stderr);
     ended.refused(66, &["tokens.bin: cannot read the tokens at byte", "it was written to"]);
 }
 
@@ -333,14 +333,14 @@ fn documents_of_a_gigabyte_are_packed_by_their_index_alone() {
     let warning =
         "32768 of 32768 documents have more tokens than model.seq_len + 1 and are divided";
     assert!(done.stderr.contains(warning), "{}", done.stderr);
-    let said: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    let output: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!(
-        said["samples"].as_u64().unwrap() + said["held_out_samples"].as_u64().unwrap(),
+        output["samples"].as_u64().unwrap() + output["held_out_samples"].as_u64().unwrap(),
         2 * documents
     );
     // The cached result is trusted: the tokens are not read completely again.
     let known = only(&folder, "cache");
-    forge(&known, other_held_out);
+    forge(&known, other_validation_hash);
     let forged = hashes(check(&folder, "cache", &sets));
     let first = hashes(done);
     assert!(forged[0] == first[0] && forged[1] != first[1], "{forged:?}");

@@ -48,10 +48,10 @@ fn a_run_learns_tokens_keeps_them_and_writes_text() {
     assert!(dry.stderr.contains("bytes per token"), "{}", dry.stderr);
     assert!(cached(&folder).is_empty() && !folder.path("cache").exists());
     let done = train(&folder, "run", &[], &[]).ok();
-    let said = &done.stderr;
-    assert!(said.contains("nats per token") && said.contains("bytes per token"), "{said}");
+    let output = &done.stderr;
+    assert!(output.contains("nats per token") && output.contains("bytes per token"), "{output}");
     // The prompt and the words consist of tokens, not of numbers.
-    let text = said.split("it writes:").nth(1).unwrap();
+    let text = output.split("it writes:").nth(1).unwrap();
     assert!(text.trim_start().starts_with("the "), "{text}");
     assert_eq!(folder.read("run/tokenizer.json"), folder.read("tokenizer.json"));
     let drawn = |run: &str| {
@@ -108,8 +108,8 @@ fn the_cache_has_a_limit_and_is_shown_and_emptied() {
     };
     let shown = |more: &[&str]| {
         let args = [&["data", "cache", "--json"], more].concat();
-        let said = onebox(&folder, &args).ok().stdout;
-        let json: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let output = onebox(&folder, &args).ok().stdout;
+        let json: serde_json::Value = serde_json::from_str(&output).unwrap();
         let keys = ["parts", "bytes", "parts_removed", "bytes_removed", "parts_in_use"];
         keys.map(|key| json[key].as_u64().unwrap())
     };
@@ -129,8 +129,8 @@ fn the_cache_has_a_limit_and_is_shown_and_emptied() {
     assert_eq!(shown(&[])[0], 2);
     assert!(!check("a.txt", &small).ok().stderr.contains("limit"));
     pause();
-    let said = check("d.txt", "1kB").ok().stderr;
-    assert!(said.contains("its limit is ") && said.contains("ONEBOX_CACHE_LIMIT"), "{said}");
+    let output = check("d.txt", "1kB").ok().stderr;
+    assert!(output.contains("its limit is ") && output.contains("ONEBOX_CACHE_LIMIT"), "{output}");
     assert_eq!(shown(&[])[0], 1, "what the command itself has used stays");
     check("a.txt", "much").refused(78, &["ONEBOX_CACHE_LIMIT", "much"]);
     let text = onebox(&folder, &["data", "cache"]).ok().stdout;
@@ -167,11 +167,11 @@ fn parts_of_an_earlier_version_are_not_looked_at_and_go_with_the_others() {
         assert!(!done.stderr.contains("made again"), "{}", done.stderr);
         done.stdout
     };
-    let said = check();
-    assert!(said.contains("aac7a50375aefd0cac1bc59dfde8e499 to train"), "{said}");
+    let output = check();
+    assert!(output.contains("aac7a50375aefd0cac1bc59dfde8e499 to train"), "{output}");
     let after = cached(&folder);
     assert!(after.len() == 4 && before.iter().all(|path| after.contains(path)), "{after:?}");
-    assert_eq!(check(), said);
+    assert_eq!(check(), output);
     let cleared = onebox(&folder, &["data", "cache", "--clear"]).ok().stdout;
     assert!(cleared.contains(" in 2 parts\n") && cached(&folder).is_empty(), "{cleared}");
 }

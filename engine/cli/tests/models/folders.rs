@@ -15,9 +15,9 @@ use std::fs;
 /// The printed logits after a prompt, and the state after a step.
 fn results(folder: &Folder) -> (String, String) {
     let prompt = if folder.path("m/tokenizer.json").exists() { "the box" } else { "3 9 40" };
-    let said = folder.onebox(&["generate", "m", "--logits", "--prompt", prompt]).ok();
+    let output = folder.onebox(&["generate", "m", "--logits", "--prompt", prompt]).ok();
     folder.onebox(&["train", "a.ron", "-q", "--overwrite", "--run-dir", "run"]).ok();
-    (said.stdout, folder.hash("run"))
+    (output.stdout, folder.hash("run"))
 }
 
 /// transformers reads a tied table under either name, even if the index names the other one. It

@@ -100,15 +100,15 @@ fn a_prompt_in_a_file_or_from_the_standard_input_is_that_of_the_command_line() {
     }
     assert_eq!(ask(&["--prompt-file", "a.txt", "--prompt-file", "b.txt"]), want);
     assert_eq!(ask(&["--prompt-file", "c.txt"]), [want[1].clone()]);
-    let said = |chatting: &str| {
+    let answer = |chatting: &str| {
         let line = format!(
             "printf 'what\\n' | {} generate {chat} {chatting} --prompt-file - --tokens 6 --temperature 0 --json",
             env!("CARGO_BIN_EXE_onebox")
         );
         serde_json::from_str::<Value>(&folder.shell(&line).ok().stdout).unwrap()
     };
-    assert_eq!(said(""), want[1]);
-    assert_eq!(said("--chat"), ask(&["--chat", "--prompt", "what"])[0]);
+    assert_eq!(answer(""), want[1]);
+    assert_eq!(answer("--chat"), ask(&["--chat", "--prompt", "what"])[0]);
     let refused = |how: &[&str], code, texts: &[&str]| {
         folder.onebox(&[&["generate", &chat], how].concat()).refused(code, texts);
     };
@@ -155,10 +155,10 @@ fn templates_besides_the_default_one_are_named_and_left_out() {
     for name in ["tool_use.jinja", "rag.jinja", "notes.txt"] {
         std::fs::write(more.join(name), "{{ 1 / 0 }}").unwrap();
     }
-    let said = "of additional_chat_templates it neither uses nor keeps `rag`, `tool_use`\n";
+    let message = "of additional_chat_templates it neither uses nor keeps `rag`, `tool_use`\n";
     let got = folder.onebox(&args).ok();
     assert_eq!(got.stdout, want.stdout);
-    assert!(got.stderr.contains(said), "{}", got.stderr);
+    assert!(got.stderr.contains(message), "{}", got.stderr);
     let rows = "{\"prompt\": \"a\", \"completion\": \"b\"}\n".repeat(200);
     std::fs::write(folder.path("rows.jsonl"), rows).unwrap();
     std::fs::write(
@@ -168,7 +168,7 @@ fn templates_besides_the_default_one_are_named_and_left_out() {
     )
     .unwrap();
     let got = folder.onebox(&["train", "a.ron", "--run-dir", "run"]).ok();
-    assert_eq!(got.stderr.matches(said).count(), 1, "{}", got.stderr);
+    assert_eq!(got.stderr.matches(message).count(), 1, "{}", got.stderr);
     assert!(!folder.path("run/model.from/additional_chat_templates").exists());
 }
 
@@ -253,11 +253,11 @@ fn what_cannot_be_drawn_is_refused() {
     folder.onebox(&["generate", "other", "--prompt", "the box"]).refused(2, &refused);
     let long = "999 ".repeat(30_000);
     let refused = folder.onebox(&["generate", &plain, "--prompt", &long]);
-    let said = refused.refused(
+    let output = refused.refused(
         2,
         &["--prompt \"999 999", "(120000 bytes)", "\"999\" is not a token", "no tokenizer.json"],
     );
-    assert!(said.stderr.len() < 500, "{}", said.stderr);
+    assert!(output.stderr.len() < 500, "{}", output.stderr);
 }
 
 #[test]
@@ -275,14 +275,15 @@ fn logits_and_texts_of_a_folder_begin_with_the_same_special_tokens() {
         "special_tokens": { "<s>": first },
     });
     std::fs::write(copy.join("tokenizer.json"), file.to_string()).unwrap();
-    let said = |of: &str, prompt: &str, how: &[&str]| {
+    let output = |of: &str, prompt: &str, how: &[&str]| {
         folder.onebox(&[&["generate", of, "--prompt", prompt], how].concat()).ok().stdout
     };
-    let logits = |of: &str, prompt: &str| said(of, prompt, &["--logits"]);
+    let logits = |of: &str, prompt: &str| output(of, prompt, &["--logits"]);
     assert!(logits("copy", "the box") == logits(&chat, "<|im_start|>the box"));
     assert!(logits("copy", "the box") != logits(&chat, "the box"));
     // The special tokens are no part of the shown text.
-    let text = |of: &str, prompt: &str| said(of, prompt, &["--tokens", "9", "--temperature", "0"]);
+    let text =
+        |of: &str, prompt: &str| output(of, prompt, &["--tokens", "9", "--temperature", "0"]);
     let shown = text("copy", "the box");
     assert!(shown.starts_with("the box"), "{shown}");
     assert_eq!(format!("<|im_start|>{shown}"), text(&chat, "<|im_start|>the box"));

@@ -56,8 +56,8 @@ fn a_text_from_a_gpu_has_the_tokens_of_the_cores() {
 fn apart(folder: &Folder, model: &str, prompt: &str, sets: &[&str]) -> f64 {
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let of = |done: CommandOutput| -> Vec<f64> {
-        let said: Value = serde_json::from_str(&done.ok().stdout).unwrap();
-        said["logits"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+        let output: Value = serde_json::from_str(&done.ok().stdout).unwrap();
+        output["logits"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
     };
     let args = ["generate", model, "--prompt", prompt, "--logits"];
     let cores = of(folder.onebox(&args));
@@ -130,8 +130,8 @@ fn heads_that_no_kernel_takes_are_refused_before_anything_is_read() {
     folder.onebox(&args).ok();
     let args = ["generate", "run", "--tokens", "2", "--temperature", "0"];
     folder.onebox(&args).ok();
-    let said = ["heads of 264 elements", "at most 256", "--set device=Cpu"];
-    onebox(&folder, &[&args[..], &ON_GPU].concat(), &[]).refused(78, &said);
+    let message = ["heads of 264 elements", "at most 256", "--set device=Cpu"];
+    onebox(&folder, &[&args[..], &ON_GPU].concat(), &[]).refused(78, &message);
 }
 
 #[test]
@@ -139,8 +139,8 @@ fn what_generate_cannot_be_set_to_is_refused() {
     let (folder, model) = (Folder::new(), fixture("qwen3"));
     let set = |value| ["generate", &model, "--prompt", "1", "--set", value];
     for value in ["device=Sim", "device=Cpu(threads: 2)", "model.layers=1", "precision"] {
-        let said = "generate takes device=Cpu, device=Cuda, precision=Fp32";
-        folder.onebox(&set(value)).refused(2, &[value, said]);
+        let message = "generate takes device=Cpu, device=Cuda, precision=Fp32";
+        folder.onebox(&set(value)).refused(2, &[value, message]);
     }
     let half = [&set("device=Cuda")[..], &["--set", "precision=Bf16"]].concat();
     let old = [("FAKECUDA_SM", "70")];

@@ -66,8 +66,8 @@ fn a_cached_model_is_the_model_of_its_folder() {
     }
     let mut plan = folder.command(&["plan", "--model", "Org/Chat-Tiny", "--box", "h100-256gib"]);
     plan.env("HF_HUB_CACHE", folder.path("hub"));
-    let said = Folder::done(plan).ok().stdout;
-    assert!(said.contains("Chat-Tiny: Llama family"), "{said}");
+    let output = Folder::done(plan).ok().stdout;
+    assert!(output.contains("Chat-Tiny: Llama family"), "{output}");
 }
 
 #[test]
@@ -148,8 +148,8 @@ fn a_name_without_an_organisation_and_a_pull_request_are_found() {
     train(&folder, "chat-tiny", "short").ok();
     let mut plan = folder.command(&["plan", "--model", "chat-tiny", "--box", "h100-256gib"]);
     plan.env("HF_HUB_CACHE", folder.path("hub"));
-    let said = Folder::done(plan).ok().stdout;
-    assert!(said.contains("chat-tiny: Llama family"), "{said}");
+    let output = Folder::done(plan).ok().stdout;
+    assert!(output.contains("chat-tiny: Llama family"), "{output}");
     // A folder of this name is there: it is the model.
     fs::rename(folder.path("m"), folder.path("chat-tiny")).unwrap();
     fs::remove_dir_all(folder.path("hub")).unwrap();
@@ -199,10 +199,10 @@ fn a_cache_that_may_not_be_read_is_no_missing_model() {
         command.env("HF_HUB_CACHE", folder.path("hub"));
         let is_root = rustix::process::geteuid().is_root();
         let command = if is_root { without_roots_rights(&command) } else { command };
-        let said = Folder::done(command);
+        let output = Folder::done(command);
         fs::set_permissions(&path, before).unwrap();
-        let said = said.refused(78, &["model.from", "Permission denied", "permissions"]);
-        assert!(!said.stderr.contains("hf download"), "{name}: {}", said.stderr);
+        let output = output.refused(78, &["model.from", "Permission denied", "permissions"]);
+        assert!(!output.stderr.contains("hf download"), "{name}: {}", output.stderr);
     }
     // What is no folder cannot be read either.
     fs::write(folder.path("file"), "").unwrap();

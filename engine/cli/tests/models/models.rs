@@ -34,15 +34,15 @@ fn a_model_is_planned_from_its_config_json_alone() {
     let folder = Folder::new();
     with(&folder, |_| ());
     let on = bundled("h100-128gib");
-    let said = folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]);
-    assert_eq!(said.code, 1, "{}", said.stderr);
+    let output = folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]);
+    assert_eq!(output.code, 1, "{}", output.stderr);
     for text in [
         "Qwen3: Llama family, 14.8 B parameters",
         "no: host memory is too small, even with bf16 Adam moments: ",
         "GiB of host memory, and 125.00 GiB are there",
         "GiB of host memory: yes, with bf16 Adam moments, which change results",
     ] {
-        assert!(said.stdout.contains(text), "`{text}` is not in:\n{}", said.stdout);
+        assert!(output.stdout.contains(text), "`{text}` is not in:\n{}", output.stdout);
     }
     let on = bundled("dgx-h100");
     let args =
@@ -122,11 +122,11 @@ fn the_settings_of_an_answer_give_its_step_with_a_config_of_the_model() {
     for (layers, box_name, chosen, given) in cases {
         with(&folder, |config| config["num_hidden_layers"] = json!(layers));
         let on = bundled(box_name);
-        let said = [&["plan", "--model", "Qwen3", "--box", &on], given].concat();
-        let said = folder.onebox(&said).ok().stdout;
-        assert!(said.contains(chosen), "{said}");
+        let output = [&["plan", "--model", "Qwen3", "--box", &on], given].concat();
+        let output = folder.onebox(&output).ok().stdout;
+        assert!(output.contains(chosen), "{output}");
         let after = |text: &str, of: &str| {
-            said.split_once(text).unwrap().1.split_once(of).unwrap().0.to_owned()
+            output.split_once(text).unwrap().1.split_once(of).unwrap().0.to_owned()
         };
         let seconds = after("a step in ", ";");
         let line = after("with a config of this model: ", "\n");
@@ -197,7 +197,7 @@ fn what_onebox_does_not_compute_is_refused_with_its_key() {
         ("attention_dropout", json!(0.1), "`attention_dropout` is 0.1, not 0.0 or 0"),
         ("attention_dropout", json!("none"), "`model.dropout`"),
     ];
-    for (key, value, said) in cases {
+    for (key, value, message) in cases {
         with(&folder, |config| config[key] = value);
         let done = folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]);
         let remedy = match key {
@@ -205,7 +205,7 @@ fn what_onebox_does_not_compute_is_refused_with_its_key() {
             "quantization_config" => "as it was before it was quantized",
             _ => "mend the file",
         };
-        let done = done.refused(78, &[said, remedy]);
+        let done = done.refused(78, &[message, remedy]);
         assert!(!done.stderr.contains('\u{fffd}'), "{}", done.stderr);
         // A generated config is not shown.
         assert!(!done.stderr.contains("weights: Random"), "{}", done.stderr);
@@ -384,8 +384,8 @@ fn what_stands_beside_the_weights_comes_out_as_it_came() {
     let why = ["came has tokenizer.json", "or to None for weights that were trained on bytes"];
     folder.onebox(&args).refused(78, &why);
     let bytes = ["--set", "data.tokenizer=None"];
-    let said = folder.onebox(&[&args, &bytes[..]].concat()).ok().stderr;
-    assert!(said.contains("no tokenizer and no chat template of came"), "{said}");
+    let output = folder.onebox(&[&args, &bytes[..]].concat()).ok().stderr;
+    assert!(output.contains("no tokenizer and no chat template of came"), "{output}");
     assert!(!folder.path("bytes/model.from").exists());
 }
 
@@ -393,7 +393,7 @@ fn what_stands_beside_the_weights_comes_out_as_it_came() {
 fn what_is_no_file_of_the_folder_is_refused_before_the_run() {
     let folder = Folder::new();
     with_chat(&folder);
-    for (make, said) in [
+    for (make, message) in [
         (
             "ln -s /etc/passwd chat/chat_template.jinja",
             "chat_template.jinja cannot be used: it is a link",
@@ -408,7 +408,7 @@ fn what_is_no_file_of_the_folder_is_refused_before_the_run() {
     ] {
         folder.shell(make).ok();
         let done = folder.onebox(&["train", "a.ron", "-q", "--run-dir", "run"]);
-        assert!([66, 74].contains(&done.code) && done.stderr.contains(said), "{}", done.stderr);
+        assert!([66, 74].contains(&done.code) && done.stderr.contains(message), "{}", done.stderr);
         assert!(!folder.path("run").exists(), "{make}");
         folder
             .shell("cd chat && rm -rf chat_template.jinja merges.txt vocab.json tokenizer.model")

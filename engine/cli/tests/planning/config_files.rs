@@ -25,10 +25,10 @@ fn plan<'a>(model: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 fn a_written_config_has_the_step_of_the_answer_and_trains() {
     let (folder, model) = (with_chats(), model());
     let args = plan(&model, &["--write", "my.ron", "--data", "chats.jsonl"]);
-    let said = folder.onebox(&args).ok();
-    assert!(said.stderr.contains("my.ron: written\n"), "{}", said.stderr);
+    let output = folder.onebox(&args).ok();
+    assert!(output.stderr.contains("my.ron: written\n"), "{}", output.stderr);
     let next = ["\nnext, try:\n  onebox config check my.ron\n  onebox train my.ron\n"];
-    assert!(next.iter().all(|words| said.stderr.contains(words)), "{}", said.stderr);
+    assert!(next.iter().all(|words| output.stderr.contains(words)), "{}", output.stderr);
     let text = folder.read("my.ron");
     let lines = text.lines().count();
     assert!(lines < 40 && text.matches("\n    // ").count() >= 5, "{text}");
@@ -41,7 +41,7 @@ fn a_written_config_has_the_step_of_the_answer_and_trains() {
     let after = |text: &str, start: &str, end: &str| {
         text.split_once(start).unwrap().1.split_once(end).unwrap().0.to_owned()
     };
-    let seconds = after(&said.stdout, "a step in ", ";");
+    let seconds = after(&output.stdout, "a step in ", ";");
     let simulated = folder.onebox(&[&["simulate", "my.ron", "--no-schedules"], &ON[..]].concat());
     let simulated = simulated.ok().stdout;
     assert!(simulated.contains(&format!("8 samples takes {seconds}:")), "{seconds}: {simulated}");
@@ -74,9 +74,9 @@ fn a_config_without_data_names_the_line_to_edit_and_is_never_replaced() {
         "{}/",
         std::path::Path::new(env!("CARGO_BIN_EXE_onebox")).parent().unwrap().display()
     );
-    let said = folder.shell(&format!("PATH={bin}:$PATH; {proposed}")).ok();
+    let output = folder.shell(&format!("PATH={bin}:$PATH; {proposed}")).ok();
     let edit = "its `data` line needs the path of your data in place of YOUR-DATA.jsonl";
-    assert!(said.stderr.contains(edit), "{}", said.stderr);
+    assert!(output.stderr.contains(edit), "{}", output.stderr);
     let text = folder.read("my.ron");
     assert!(text.contains("// TO EDIT: the path of your data"), "{text}");
     let missing = ["data.train", "YOUR-DATA.jsonl"];
@@ -105,10 +105,10 @@ fn a_model_that_does_not_fit_leaves_no_config() {
     let small: String = box_ron.unwrap().lines().map(memory).collect();
     std::fs::write(folder.path("box.ron"), small).unwrap();
     let args = ["plan", "--model", &model, "--box", "box.ron", "--write", "my.ron"];
-    let said = folder.onebox(&[&args[..], &SMALL].concat());
-    assert_eq!(said.code, 1, "{}{}", said.stdout, said.stderr);
-    assert!(said.stdout.contains("\nno: "), "{}", said.stdout);
-    assert!(said.stderr.contains("my.ron: not written"), "{}", said.stderr);
+    let output = folder.onebox(&[&args[..], &SMALL].concat());
+    assert_eq!(output.code, 1, "{}{}", output.stdout, output.stderr);
+    assert!(output.stdout.contains("\nno: "), "{}", output.stdout);
+    assert!(output.stderr.contains("my.ron: not written"), "{}", output.stderr);
     assert!(!folder.path("my.ron").exists());
 }
 
@@ -129,8 +129,8 @@ fn a_length_in_epochs_or_steps_is_that_of_the_written_config() {
         std::fs::remove_file(folder.path("my.ron")).unwrap();
     }
     // Without a file to write, too.
-    let said = folder.onebox(&plan(&model, &["--set", "train.epochs=3"])).ok().stdout;
-    assert!(said.contains("--set train.epochs=3"), "{said}");
+    let output = folder.onebox(&plan(&model, &["--set", "train.epochs=3"])).ok().stdout;
+    assert!(output.contains("--set train.epochs=3"), "{output}");
     let both = ["--write", "my.ron", "--set", "train.epochs=3", "--set", "train.steps=50"];
     folder.onebox(&plan(&model, &both)).refused(78, &["a run has steps or epochs, not both"]);
     assert!(!folder.path("my.ron").exists());

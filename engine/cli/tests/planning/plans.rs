@@ -197,14 +197,14 @@ fn one_of_a_thing_is_no_plural() {
     let sets: Vec<&str> = ones.split(' ').flat_map(|set| ["--set", set]).collect();
     for command in [&["plan"][..], &["config", "check"], &["data", "check"], &["data", "show"]] {
         let done = folder.onebox(&[command, &["tiny.ron"], &sets].concat()).ok();
-        let said = done.stdout + &done.stderr;
-        let words: Vec<&str> = said.split_whitespace().collect();
+        let output = done.stdout + &done.stderr;
+        let words: Vec<&str> = output.split_whitespace().collect();
         let plurals = words.windows(2).filter(|pair| pair[0] == "1" && pair[1].ends_with('s'));
         let plurals: Vec<_> = plurals.collect();
-        assert!(plurals.is_empty(), "{command:?}: {plurals:?} in {said}");
+        assert!(plurals.is_empty(), "{command:?}: {plurals:?} in {output}");
     }
-    let said = folder.onebox(&[&["plan", "tiny.ron"], &sets[..]].concat()).ok().stdout;
-    assert!(said.contains("TP 1 x DP 1 = 1 virtual GPU, "), "{said}");
+    let output = folder.onebox(&[&["plan", "tiny.ron"], &sets[..]].concat()).ok().stdout;
+    assert!(output.contains("TP 1 x DP 1 = 1 virtual GPU, "), "{output}");
 }
 
 #[test]

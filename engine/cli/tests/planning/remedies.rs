@@ -58,7 +58,7 @@ fn a_step_too_long_to_play_is_refused_with_a_shorter_one() {
         let sets = ["--set", "batch.micro=1", "--set", batch, "--no-schedules"];
         folder.onebox(&[&["simulate", "tiny.ron", "--box", "dgx-h100"], &sets[..]].concat())
     };
-    let said = simulate("batch.global=2147483648");
-    said.refused(78, &["ops, and at most 10000000 are played", "--set batch.global=128"]);
+    let refusal = simulate("batch.global=2147483648");
+    refusal.refused(78, &["ops, and at most 10000000 are played", "--set batch.global=128"]);
     simulate("batch.global=128").ok();
 }

@@ -335,8 +335,8 @@ fn a_run_directory_that_refuses_ends_the_run_before_it_starts() {
     strace.extend(["-e", "trace=mkdirat", "-e", "inject=mkdirat:error=EACCES"]);
     let done = folder.traced(&strace, &run, &[]).refused(83, &["whose checkpoint is NOT SAVED"]);
     let refused = |path: &String| format!("NOT SAVED: {path}: Permission denied");
-    let said = paths.iter().map(|path| done.stderr.matches(&refused(path)).count());
-    assert_eq!(said.sum::<usize>(), 5, "four, and the end: {}", done.stderr);
+    let counts = paths.iter().map(|path| done.stderr.matches(&refused(path)).count());
+    assert_eq!(counts.sum::<usize>(), 5, "four, and the end: {}", done.stderr);
 }
 
 #[test]

@@ -4,25 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
-use crate::common::{Folder, OVERFLOWING};
+use crate::common::{Folder, OVERFLOWING, WORSE};
 use crate::directories::replaced::struck;
 use engine::run::FaultPoint;
 use serde_json::Value;
 use std::fs;
-
-/// A learning rate that grows until the model gets worse. Evaluations and saves rarely coincide.
-const WORSE: [&str; 10] = [
-    "optimizer.lr=1.0",
-    "schedule.warmup_steps=14",
-    "schedule.decay_steps=1000",
-    "train.steps=14",
-    "train.eval_every=2",
-    "train.checkpoint_every=3",
-    "train.checkpoint_keep=2",
-    "train.keep_best=true",
-    "sample.tokens=0",
-    "batch.micro=1",
-];
 
 fn words(sets: &[&str], more: &[&str]) -> Vec<String> {
     let sets = sets.iter().flat_map(|set| ["--set", set]);
@@ -130,10 +116,13 @@ fn generate_and_export_take_the_best_and_say_so_unless_the_user_asks_for_another
         let args = [&["checkpoint", "export", "run", out, "--to", "safetensors"], more].concat();
         folder.onebox(&args)
     };
-    let said = export("best", &[]).ok().stderr;
-    assert!(said.contains(&why) && said.contains(&format!("after step {best}, read")), "{said}");
-    let said = export("last", &["--last"]).ok().stderr;
-    assert!(said.contains(&format!("{}, the newest checkpoint", at(14))), "{said}");
+    let output = export("best", &[]).ok().stderr;
+    assert!(
+        output.contains(&why) && output.contains(&format!("after step {best}, read")),
+        "{output}"
+    );
+    let output = export("last", &["--last"]).ok().stderr;
+    assert!(output.contains(&format!("{}, the newest checkpoint", at(14))), "{output}");
     export("step", &["--step", &step]).ok();
     let weights = |out: &str| fs::read(folder.path(&format!("{out}/model.safetensors"))).unwrap();
     assert!(weights("best") == weights("step") && weights("best") != weights("last"));
@@ -157,8 +146,11 @@ fn generate_and_export_take_the_best_and_say_so_unless_the_user_asks_for_another
     fs::write(&newest, bytes).unwrap();
     generated(&[]).refused(66, &[&format!("bring step {best} back")]);
     generated(&["--last"]).ok();
-    let said = export("older", &["--last"]).ok().stderr;
-    assert!(said.contains("step-00000014/MANIFEST is broken") && said.contains(before), "{said}");
+    let output = export("older", &["--last"]).ok().stderr;
+    assert!(
+        output.contains("step-00000014/MANIFEST is broken") && output.contains(before),
+        "{output}"
+    );
 }
 
 /// The weights of the end do not stand in for a best checkpoint whose record cannot be read.
@@ -174,21 +166,21 @@ fn checkpoints_that_cannot_be_read_are_an_error_and_no_run_without_a_best_one() 
     fs::rename(&newest, &moved).unwrap();
     std::os::unix::fs::symlink(&moved, &newest).unwrap();
     generated(&[]).refused(74, &["step-00000014/MANIFEST", "it is a symbolic link"]);
-    let said = generated(&["--last"]).ok().stderr;
-    assert!(said.contains("the parameters of the end of the run"), "{said}");
+    let output = generated(&["--last"]).ok().stderr;
+    assert!(output.contains("the parameters of the end of the run"), "{output}");
     // Damaged records alone do not tell of a best checkpoint, and the answer says so.
     for step in folder.steps("run") {
         let manifest = folder.path(&format!("run/checkpoints/step-{step:08}/MANIFEST"));
         fs::remove_file(&manifest).unwrap();
         fs::write(&manifest, "{}").unwrap();
     }
-    let said = generated(&[]).ok().stderr;
+    let output = generated(&[]).ok().stderr;
     let texts = ["warning: ", "step-00000014/MANIFEST is broken", "the end of the run"];
-    assert!(texts.iter().all(|text| said.contains(text)), "{said}");
+    assert!(texts.iter().all(|text| output.contains(text)), "{output}");
     // A run that has saved no checkpoint has no best one.
     fs::remove_dir_all(folder.path("run/checkpoints")).unwrap();
-    let said = generated(&[]).ok().stderr;
-    assert!(!said.contains("warning") && said.contains("the end of the run"), "{said}");
+    let output = generated(&[]).ok().stderr;
+    assert!(!output.contains("warning") && output.contains("the end of the run"), "{output}");
 }
 
 #[test]
@@ -247,11 +239,11 @@ fn patience_ends_a_run_and_counts_across_resumes() {
     let last = folder.metrics("straight").last().unwrap().clone();
     assert_eq!((last["kind"].as_str(), last["step"].as_u64()), (Some("end"), Some(end)));
     assert_eq!(*folder.steps("straight").last().unwrap(), end, "a final checkpoint");
-    let said = format!("ended   after {end} of 14 steps");
+    let message = format!("ended   after {end} of 14 steps");
     let early = format!(
         "early   2 evaluations without a validation loss below the least, which was {loss:.4} after step {least}"
     );
-    assert!(done.stderr.contains(&said) && done.stderr.contains(&early), "{}", done.stderr);
+    assert!(done.stderr.contains(&message) && done.stderr.contains(&early), "{}", done.stderr);
     let straight = folder.result("straight");
     for step in [least + 1, least + 2, least + 3] {
         let _ = fs::remove_dir_all(folder.path("run"));
@@ -328,10 +320,10 @@ fn a_resharded_run_has_its_best_checkpoint_and_goes_on() {
     let to = |from: &str, out: &str| {
         folder.onebox(&["checkpoint", "reshard", from, out, "--tp", "1", "--dp", "4"]).ok().stderr
     };
-    let said = to("run", "other");
+    let message = to("run", "other");
     assert!(
-        said.contains(&format!("so is the best checkpoint of the run, of step {best}")),
-        "{said}"
+        message.contains(&format!("so is the best checkpoint of the run, of step {best}")),
+        "{message}"
     );
     assert_eq!((folder.steps("other"), folder.best("other")), (vec![best, 14], Some((best, loss))));
     folder.onebox(&["checkpoint", "verify", "other"]).ok();
@@ -339,8 +331,8 @@ fn a_resharded_run_has_its_best_checkpoint_and_goes_on() {
     let text = |run| folder.onebox(&[&["generate", run], &text[..]].concat()).ok().stdout;
     assert_eq!(text("run"), text("other"));
     // One checkpoint alone does not name another one.
-    let said = to("run/checkpoints/step-00000014", "alone");
-    assert!(said.contains("is another one, and is not rewritten"), "{said}");
+    let message = to("run/checkpoints/step-00000014", "alone");
+    assert!(message.contains("is another one, and is not rewritten"), "{message}");
     assert_eq!((folder.steps("alone"), folder.best("alone")), (vec![14], None));
 }
 

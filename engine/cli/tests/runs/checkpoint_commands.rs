@@ -271,15 +271,15 @@ fn a_config_of_another_version_is_read_with_what_is_known_of_it() {
         text.replacen("model: (", "flux: (capacitor: true), model: (", 1)
     });
     commands_on(&folder, "run", |done| {
-        let said = done.ok().stderr;
+        let output = done.ok().stderr;
         for text in [
             "step-00000004",
             "its config has `flux`, `train.warp_speed`, which",
             "does not know: ignored",
         ] {
-            assert!(said.contains(text), "`{text}` is not in:\n{said}");
+            assert!(output.contains(text), "`{text}` is not in:\n{output}");
         }
-        assert!(!said.contains("another experiment"), "{said}");
+        assert!(!output.contains("another experiment"), "{output}");
     });
     // Settings of the user are still checked.
     let args = ["checkpoint", "reshard", "run", "other", "--tp", "1", "--dp", "1"];

@@ -138,7 +138,7 @@ fn another_experiment_is_refused_and_another_layout_is_not() {
     for (set, texts) in [
         ("train.seed=1", &["train.seed", "1337 -> 1"][..]),
         ("model.hidden=64", &["model.hidden", "32 -> 64", "model.ffn_hidden"]),
-        ("data.validation_fraction=0.2", &["data.validation_fraction", "held-out windows"]),
+        ("data.validation_fraction=0.2", &["data.validation_fraction", "validation windows"]),
         ("optimizer.lr=1e-3", &["optimizer.lr", "0.003 -> 0.001"]),
         ("batch.global=16", &["batch.global", "8 -> 16"]),
     ] {

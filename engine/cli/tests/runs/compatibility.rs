@@ -52,9 +52,9 @@ fn onebox(folder: &Folder, args: &[&str], sets: &[&str]) -> CommandOutput {
     let mut command = folder.command(&args);
     command.env("XDG_CACHE_HOME", folder.path("cache"));
     let done = Folder::done(command).ok();
-    let said = format!("{}{}", done.stdout, done.stderr);
+    let output = format!("{}{}", done.stdout, done.stderr);
     for word in ["not what was written", "damaged", "broken"] {
-        assert!(!said.contains(word), "{args:?}: {said}");
+        assert!(!output.contains(word), "{args:?}: {output}");
     }
     done
 }
@@ -98,8 +98,8 @@ fn prepared_folders_of_5549319_are_checked_trained_on_and_kept() {
     }
     // The copy has other times and another path than the original text.
     let before = parts(&folder.path("prepared-text"));
-    let said = onebox(&folder, &["data", "prepare", "old.ron", "prepared-text"], &TOKENS).stdout;
-    assert!(said.contains("in 1 part, 1 of them from before"), "{said}");
+    let output = onebox(&folder, &["data", "prepare", "old.ron", "prepared-text"], &TOKENS).stdout;
+    assert!(output.contains("in 1 part, 1 of them from before"), "{output}");
     assert!(before == parts(&folder.path("prepared-text")));
     trains_as(&folder, "text", &["old.ron", "-q", "--run-dir", "text-again"], &text);
     // The rules for tokens of chats have changed since then. The folder stays, and the message

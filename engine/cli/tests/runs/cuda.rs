@@ -29,12 +29,12 @@ fn train(variables: &[(&str, &str)]) -> CommandOutput {
 #[test]
 fn doctor_lists_gpus_and_libraries() {
     let folder = Folder::new();
-    let said = onebox(&folder, &["doctor"], &[("FAKECUDA_SM", "90")]).ok().stdout;
+    let output = onebox(&folder, &["doctor"], &[("FAKECUDA_SM", "90")]).ok().stdout;
     let libraries = ["NVRTC", "cuBLASLt", "NCCL", "cuDNN", "9.19.0"];
     for text in ["driver", "for CUDA 13.0", "3: ", "sm_90"].into_iter().chain(libraries) {
-        assert!(said.contains(text), "`{text}` is not in:\n{said}");
+        assert!(output.contains(text), "`{text}` is not in:\n{output}");
     }
-    assert!(said.contains("this machine trains on its GPUs"), "{said}");
+    assert!(output.contains("this machine trains on its GPUs"), "{output}");
     // A driver without a GPU is a failure. A machine without a driver is not expected to have GPUs.
     let none = onebox(&folder, &["doctor"], &[("FAKECUDA_DEVICES", "0")]).refused(1, &[]).stdout;
     assert!(none.contains("fail") && none.contains("`device: Cuda` is refused"), "{none}");
@@ -62,6 +62,14 @@ fn libraries_are_found_without_the_library_path() {
     let compiler = wheel("cuda_nvrtc", &["libnvrtc.so.12", "libnvrtc-builtins.so.12.9"]);
     let products = wheel("cublas", &["libcublasLt.so.12"]);
     let collectives = wheel("nccl", &["libnccl.so.2"]);
+    let of_cuda = "env/lib/python3.12/site-packages/nvidia_nccl_cu13-2.27.5.dist-info";
+    fs::create_dir(folder.path(of_cuda)).unwrap();
+    // The environment sees the packages of its parent.
+    let at = "base/lib/python3.12/site-packages/nvidia/cudnn/lib";
+    let attention = libraries(&folder, at, &["libcudnn.so.9"]).join("libcudnn.so.9");
+    let home = folder.path("base/bin");
+    let config = format!("home = {}\ninclude-system-site-packages = true\n", home.display());
+    fs::write(folder.path("env/pyvenv.cfg"), config).unwrap();
     let toolkit = libraries(&folder, "cuda/lib64", &["libnvrtc.so.12", "libcublasLt.so.12"]);
     let program = folder.path("env/bin/onebox");
     fs::create_dir_all(folder.path("env/bin")).unwrap();
@@ -69,19 +77,20 @@ fn libraries_are_found_without_the_library_path() {
     if fs::hard_link(built, &program).is_err() {
         fs::copy(built, &program).unwrap();
     }
-    let doctor = |program: &Path, path: &str| {
+    let doctor_of = |program: &Path, path: &str, variables: &[(&str, &str)]| {
         let mut command = Command::new(program);
         command.arg("doctor").current_dir(folder.path("")).env("XDG_CACHE_HOME", folder.path("c"));
         command.env("LD_LIBRARY_PATH", path).env("CUDA_HOME", folder.path("cuda"));
         for name in ["VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_PATH"] {
             command.env_remove(name);
         }
-        command.env("FAKECUDA_DEVICES", "1");
+        command.env("FAKECUDA_DEVICES", "1").envs(variables.iter().copied());
         Folder::done(command).ok().stdout
     };
-    let says = |said: &str, texts: &[String]| {
+    let doctor = |program: &Path, path: &str| doctor_of(program, path, &[]);
+    let says = |message: &str, texts: &[String]| {
         for text in texts {
-            assert!(said.contains(text), "`{text}` is not in:\n{said}");
+            assert!(message.contains(text), "`{text}` is not in:\n{message}");
         }
     };
     let from = |file: &Path, place: &str| format!(", {} ({place})", file.display());
@@ -93,8 +102,19 @@ fn libraries_are_found_without_the_library_path() {
         format!("NVRTC         12.9{}, with {}", from(&compiler, own), builtins.display()),
         from(&products, own),
         from(&collectives, own),
+        from(&attention, "the parent of onebox's Python environment"),
     ];
-    says(&doctor(&program, driver), &texts);
+    let said = doctor(&program, driver);
+    says(&said, &texts);
+    // A wheel of NCCL does not tell its CUDA version, but for the name of its package.
+    assert!(!said.contains("of a wheel for CUDA"), "{said}");
+    let remedy = "pip uninstall nvidia-nccl-cu13, then pip install nvidia-nccl-cu12".to_owned();
+    let late = "is of a wheel for CUDA 13, and the driver is for CUDA 12".to_owned();
+    let said = doctor_of(&program, driver, &[("FAKECUDA_DRIVER", "12040")]);
+    says(&said, &[late, remedy.clone()]);
+    let volta = "is of a wheel for CUDA 13, which has no code for GPU 0".to_owned();
+    let said = doctor_of(&program, driver, &[("FAKECUDA_SM", "70")]);
+    says(&said, &[volta, remedy]);
     // Without an environment around the program, the toolkit has the libraries.
     let [first, second] =
         ["libnvrtc.so.12", "libcublasLt.so.12"].map(|name| from(&toolkit.join(name), "CUDA_HOME"));
@@ -110,24 +130,24 @@ fn libraries_are_found_without_the_library_path() {
 #[test]
 fn doctor_and_plan_tell_what_lies_beside_a_plan() {
     let folder = Folder::new();
-    let said = onebox(&folder, &["doctor"], &[("FAKECUDA_SM", "90")]).ok().stdout;
+    let output = onebox(&folder, &["doctor"], &[("FAKECUDA_SM", "90")]).ok().stdout;
     // 357 MiB of code, and 43 kinds of matmuls.
-    assert!(said.contains("beside a plan: cuBLASLt 400.00 MiB"), "{said}");
+    assert!(output.contains("beside a plan: cuBLASLt 400.00 MiB"), "{output}");
     let plan = ["plan", "tiny.ron", "--set", "device=Cuda"];
-    let said = onebox(&folder, &plan, &[("FAKECUDA_SM", "90")]).ok().stdout;
+    let output = onebox(&folder, &plan, &[("FAKECUDA_SM", "90")]).ok().stdout;
     for part in [
         "400.00 MiB  beside the plan: cuBLASLt's products",
         "1.00 GiB  beside the plan: NCCL, at most",
     ] {
-        assert!(said.contains(part), "`{part}` is not in:\n{said}");
+        assert!(output.contains(part), "`{part}` is not in:\n{output}");
     }
     onebox(&folder, &TRAIN, &[("FAKECUDA_SM", "90")]).ok();
-    let said = onebox(&folder, &plan, &[("FAKECUDA_SM", "90")]).ok().stdout;
-    assert!(said.contains("beside the plan: NCCL, the most that a run has measured"), "{said}");
+    let output = onebox(&folder, &plan, &[("FAKECUDA_SM", "90")]).ok().stdout;
+    assert!(output.contains("beside the plan: NCCL, the most that a run has measured"), "{output}");
     // Another driver may need another amount.
     let other = [("FAKECUDA_SM", "90"), ("FAKECUDA_DRIVER", "12080")];
-    let said = onebox(&folder, &plan, &other).ok().stdout;
-    assert!(said.contains("NCCL, at most"), "{said}");
+    let output = onebox(&folder, &plan, &other).ok().stdout;
+    assert!(output.contains("NCCL, at most"), "{output}");
 }
 
 /// Another process allocates memory of the GPU during the first measurement.
@@ -253,13 +273,17 @@ fn bench_measures_gpus() {
     // On a GPU with more memory the matmuls are large, and the emulator is slow.
     let small = [("FAKECUDA_MEMORY", "1073741824"), ("FAKECUDA_BESIDE", "1")];
     let args = ["bench", "step", "tiny.ron", "--set", "device=Cuda", "--steps", "2", "--json"];
-    let said = onebox(&folder, &args, &small).ok().stdout;
-    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert!(said["steps"] == 2 && said["exposed_seconds"].is_number(), "{said}");
-    let said = onebox(&folder, &["bench", "copy", "--mib", "1", "--json"], &small).ok().stdout;
-    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert_eq!((&said["device"], &said["bytes"]), (&"Cuda".into(), &(1 << 20).into()), "{said}");
-    assert!(said["parts"]["both_share"].as_f64().is_some_and(|share| share > 0.0), "{said}");
+    let output = onebox(&folder, &args, &small).ok().stdout;
+    let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert!(output["steps"] == 2 && output["exposed_seconds"].is_number(), "{output}");
+    let output = onebox(&folder, &["bench", "copy", "--mib", "1", "--json"], &small).ok().stdout;
+    let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!(
+        (&output["device"], &output["bytes"]),
+        (&"Cuda".into(), &(1 << 20).into()),
+        "{output}"
+    );
+    assert!(output["parts"]["both_share"].as_f64().is_some_and(|share| share > 0.0), "{output}");
 }
 
 /// Two small GPUs, with little memory outside of the plan.
@@ -270,8 +294,8 @@ const SAVE_BOX: [&str; 3] = ["bench", "--save-box", "here.ron"];
 #[test]
 fn the_gpus_and_the_host_are_measured_as_a_box_that_all_predictions_take() {
     let folder = Folder::new();
-    let said = onebox(&folder, &SAVE_BOX, &SMALL).ok().stderr;
-    assert!(said.contains("the driver is a stand-in without a GPU"), "{said}");
+    let output = onebox(&folder, &SAVE_BOX, &SMALL).ok().stderr;
+    assert!(output.contains("the driver is a stand-in without a GPU"), "{output}");
     let text = folder.read("here.ron");
     assert!(text.contains("THE DRIVER IS A STAND-IN WITHOUT A GPU"), "{text}");
     // Each rate is below the comment about its measurement.
@@ -297,9 +321,9 @@ fn the_gpus_and_the_host_are_measured_as_a_box_that_all_predictions_take() {
     let alone = ["--set", "parallel.data=1"];
     folder.onebox(&[&["plan"], &config[..], &alone].concat()).ok();
     folder.onebox(&[&["plan", "--search"], &config[..]].concat()).ok();
-    let said = folder.onebox(&[&["simulate"], &config[..], &alone, &["--json"]].concat()).ok();
-    let said: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
-    assert!(said["step_seconds"].as_f64().unwrap() > 0.0, "{said}");
+    let output = folder.onebox(&[&["simulate"], &config[..], &alone, &["--json"]].concat()).ok();
+    let output: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
+    assert!(output["step_seconds"].as_f64().unwrap() > 0.0, "{output}");
     // Boxes of GPUs and boxes of cores may replace each other.
     let cores = onebox(&folder, &[&SAVE_BOX[..], &["--cores"]].concat(), &SMALL).ok();
     assert!(!cores.stderr.contains("stand-in") && folder.read("here.ron").contains("gelu: "));
@@ -311,8 +335,8 @@ fn the_gpus_and_the_host_are_measured_as_a_box_that_all_predictions_take() {
 fn what_a_box_of_gpus_lacks_is_said() {
     let folder = Folder::new();
     let failing = [&SMALL[..], &[("FAKECUDA_FAIL", "nccl-init:1")]].concat();
-    let said = onebox(&folder, &SAVE_BOX, &failing).ok().stderr;
-    assert!(said.contains("sums of all GPUs at once are not measured"), "{said}");
+    let output = onebox(&folder, &SAVE_BOX, &failing).ok().stderr;
+    assert!(output.contains("sums of all GPUs at once are not measured"), "{output}");
     let text = folder.read("here.ron");
     assert!(
         !text.contains("peer_gb_per_s: ") && text.contains("`peer_gb_per_s` is left out"),

@@ -39,14 +39,14 @@ fn during_run(folder: &Folder, meanwhile: impl FnOnce()) -> (Option<i32>, String
         stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
     });
     // The next checkpoint has no place any more.
-    let mut said: Vec<String> = Vec::new();
-    while !said.last().is_some_and(|line| line.contains("NOT SAVED")) {
-        said.push(lines.recv_timeout(PATIENCE).unwrap());
+    let mut message: Vec<String> = Vec::new();
+    while !message.last().is_some_and(|line| line.contains("NOT SAVED")) {
+        message.push(lines.recv_timeout(PATIENCE).unwrap());
     }
     let id = child.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-    said.extend(lines);
-    (child.wait().unwrap().code(), said.join("\n"))
+    message.extend(lines);
+    (child.wait().unwrap().code(), message.join("\n"))
 }
 
 fn checkpoints(folder: &Folder, run: &str) -> String {

@@ -80,12 +80,49 @@ fn quiet_says_nothing_and_a_dry_run_writes_nothing() {
     let folder = Folder::new();
     let done = folder.train("quiet", &["--quiet"]).ok();
     // A quiet run still reports faults of the machine, such as cores that it cannot bind.
-    let mut said = done.stderr.lines();
+    let mut output = done.stderr.lines();
     let warns = |line: &str| line.trim_start().starts_with("WARN") || line.starts_with("warning:");
-    assert!(done.stdout.is_empty() && said.all(warns), "{}{}", done.stdout, done.stderr);
+    assert!(done.stdout.is_empty() && output.all(warns), "{}{}", done.stdout, done.stderr);
     let done = folder.train("dry", &["--dry-run"]).ok();
     assert!(done.stdout.contains("it fits") && done.stderr.contains("nothing was written"));
     assert!(!folder.path("dry").exists());
+}
+
+#[test]
+fn a_dry_run_refuses_what_a_run_refuses_of_its_directory_and_changes_nothing() {
+    let folder = Folder::new();
+    let sets = ["--set", "train.checkpoint_every=2"];
+    folder.train("run", &[&["-q"], &sets[..]].concat()).ok();
+    let files = || folder.shell("find . -type f | sort | xargs sha256sum; ls -d run* no*").stdout;
+    let dry = |run: &str, more: &[&str]| {
+        let before = files();
+        let done = folder.train(run, &[&["--dry-run"], &sets[..], more].concat());
+        assert_eq!(files(), before, "{more:?}");
+        done
+    };
+    dry("run", &[]).refused(73, &["run already holds a run"]);
+    dry("nosuch", &["--fork"]).refused(73, &["nosuch holds no run"]);
+    folder.onebox(&["train", "tiny.ron", "--dry-run", "--resume"]).refused(73, &["--run-dir"]);
+    let longer = ["--resume", "--set", "train.steps=6", "--set", "schedule.decay_steps=4"];
+    let other = [&longer[..], &["--set", "optimizer.lr=1e-3"]].concat();
+    dry("run", &other).refused(78, &["optimizer.lr", "0.003 -> 0.001"]);
+    let fork = [&["--fork"], &other[1..]].concat();
+    let order = "dry run: everything is in order; nothing was written";
+    let newest = "run/checkpoints/step-00000004: going on after step 4";
+    dry("run", &fork).refused(0, &["optimizer.lr", newest, order]);
+    dry("run", &longer).refused(0, &[newest, order]);
+    dry("nosuch", &longer).refused(0, &["no complete checkpoint there", order]);
+    dry("run", &["--overwrite"]).refused(0, &[order]);
+    // A broken checkpoint is named, and stays where it is.
+    let manifest = folder.path("run/checkpoints/step-00000004/MANIFEST");
+    std::fs::write(&manifest, "{}").unwrap();
+    let texts = ["MANIFEST is broken", "step-00000004: a run sets it aside", order];
+    dry("run", &longer).refused(0, &[&texts[..], &["going on after step 2"]].concat());
+    std::fs::remove_dir_all(folder.path("run/checkpoints/step-00000002")).unwrap();
+    dry("run", &longer).refused(82, &["no checkpoint can be used"]);
+    // Files of others are no run that can be overwritten.
+    std::fs::remove_file(folder.path("run/metrics.jsonl")).unwrap();
+    dry("run", &["--overwrite"]).refused(73, &["that is no run of onebox"]);
 }
 
 #[test]

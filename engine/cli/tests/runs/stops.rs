@@ -198,8 +198,11 @@ fn a_reader_of_stderr_that_stalls_stops_neither_training_nor_its_end() {
 fn a_second_ctrl_c_ends_the_process_at_once() {
     let (folder, code) = stalled(&[("-INT", 0), ("-INT", 1100)]);
     assert_eq!(code, Some(130));
+    let dry = folder.train("run", &[&["--resume", "--dry-run"], &LONG[..]].concat()).ok();
+    assert!(dry.stderr.contains(": going on after step "), "{}", dry.stderr);
     // The lock is free after any end.
-    folder.train("run", &["--resume", "--dry-run"]).ok();
+    let other = ["--resume", "--set", "optimizer.lr=1.0"];
+    folder.train("run", &[&other, &LONG[..]].concat()).refused(78, &["optimizer.lr"]);
 }
 
 /// Waits at most three minutes for an event.

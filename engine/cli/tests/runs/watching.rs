@@ -119,8 +119,8 @@ fn a_first_loss_that_the_weights_cannot_have_is_warned_of_once() {
         "(model: (from: \"hf\"), data: (train: \"text.txt\", tokenizer: None), train: (steps: 1))";
     std::fs::write(folder.path("from.ron"), from).unwrap();
     let imported = folder.onebox(&["train", "from.ron", "-q", "--run-dir", "imported"]).ok();
-    let said = imported.stderr;
-    assert!(said.contains("as if the model had not been trained on such text"), "{said}");
+    let output = imported.stderr;
+    assert!(output.contains("as if the model had not been trained on such text"), "{output}");
 }
 
 /// Two short runs and their names; one of the names is hostile.
@@ -151,7 +151,7 @@ fn a_report_is_one_page_that_loads_nothing_and_shows_every_curve_of_every_run() 
     }
     let curves = [
         "Loss",
-        "Held-out loss",
+        "Validation loss",
         "Learning rate",
         "Gradient norm",
         "Throughput",
@@ -196,8 +196,8 @@ fn a_table_has_every_step_and_evaluation() {
     assert_eq!(folder.onebox(&["report", "run", "--csv", "-"]).ok().stdout, done.stdout);
     assert_eq!(folder.onebox(&["report", "--csv", "-", "run"]).ok().stdout, done.stdout);
     assert!(!folder.path("-").exists());
-    let said = ["no run is named", "a file called run.", "say `onebox report run --csv`"];
-    folder.onebox(&["report", "--csv", "run"]).refused(2, &said);
+    let texts = ["no run is named", "a file called run.", "say `onebox report run --csv`"];
+    folder.onebox(&["report", "--csv", "run"]).refused(2, &texts);
     folder.onebox(&["report", "--csv"]).refused(2, &["no run is named"]);
 }
 

@@ -33,7 +33,7 @@ pub(super) fn environment(now: Utc) -> Result<Environment<'static>, Error> {
         env.add_test(name, of_value(name, test));
     }
     env.add_test("filter", |name: &str| filters::named(name).is_some());
-    env.add_filter(FILTER, |said: String| format!("{OPEN}{said}{CLOSE}"));
+    env.add_filter(FILTER, |text: String| format!("{OPEN}{text}{CLOSE}"));
     env.add_function("__method", |state: &mut State<'_, '_>, all: &[Value], names: Kwargs| {
         let [of, name, arguments @ ..] = all else {
             unreachable!("a call of a method has a value and a name")

@@ -103,8 +103,8 @@ impl Template {
     ///
     /// # Errors
     /// Files without a template, and a template that is invalid.
-    pub fn of(beside: &ModelFiles) -> Result<Self, String> {
-        Self::at(beside, Utc::now())?.ok_or_else(|| NO_TEMPLATE.to_owned())
+    pub fn of(files: &ModelFiles) -> Result<Self, String> {
+        Self::at(files, Utc::now())?.ok_or_else(|| NO_TEMPLATE.to_owned())
     }
 
     /// Reads the template with a fixed date, so that data give the same tokens on every day:
@@ -112,8 +112,8 @@ impl Template {
     ///
     /// # Errors
     /// The same errors as [`of`](Self::of).
-    pub fn of_data(beside: &ModelFiles) -> Result<Self, String> {
-        Self::find_for_data(beside)?.ok_or_else(|| NO_TEMPLATE.to_owned())
+    pub fn of_data(files: &ModelFiles) -> Result<Self, String> {
+        Self::find_for_data(files)?.ok_or_else(|| NO_TEMPLATE.to_owned())
     }
 
     /// Like [`of_data`](Self::of_data), but `None` if the files have no template, as those of a base
@@ -121,18 +121,18 @@ impl Template {
     ///
     /// # Errors
     /// A template that is invalid.
-    pub fn find_for_data(beside: &ModelFiles) -> Result<Option<Self>, String> {
+    pub fn find_for_data(files: &ModelFiles) -> Result<Option<Self>, String> {
         const JULY_26_2024: Duration = Duration::from_secs(1_721_952_000);
-        Self::at(beside, Utc::of(UNIX_EPOCH + JULY_26_2024))
+        Self::at(files, Utc::of(UNIX_EPOCH + JULY_26_2024))
     }
 
-    fn at(beside: &ModelFiles, now: Utc) -> Result<Option<Self>, String> {
-        let settings = object(beside, "tokenizer_config.json")?;
-        let template = match beside.get("chat_template.jinja") {
+    fn at(files: &ModelFiles, now: Utc) -> Result<Option<Self>, String> {
+        let settings = object(files, "tokenizer_config.json")?;
+        let template = match files.get("chat_template.jinja") {
             Some(bytes) => String::from_utf8(bytes.to_vec())
                 .map_err(|_| "chat_template.jinja is not UTF-8".to_owned())?,
             None => {
-                let of_its_own = object(beside, "chat_template.json")?;
+                let of_its_own = object(files, "chat_template.json")?;
                 let template = [&of_its_own, &settings].map(|from| from.get(NAME));
                 match template.into_iter().flatten().find_map(default_of) {
                     Some(template) => template,
@@ -140,7 +140,7 @@ impl Template {
                 }
             }
         };
-        let tokens = tokens(&settings, &object(beside, "special_tokens_map.json")?);
+        let tokens = tokens(&settings, &object(files, "special_tokens_map.json")?);
         Self::new(&template, tokens, now).map(Some)
     }
 
@@ -301,9 +301,9 @@ fn default_of(template: &Json) -> Option<String> {
 ///
 /// # Errors
 /// A file that is no JSON.
-pub fn end_of_text(beside: &ModelFiles) -> Result<Option<String>, String> {
-    let settings = object(beside, "tokenizer_config.json")?;
-    Ok(tokens(&settings, &object(beside, "special_tokens_map.json")?).remove("eos_token"))
+pub fn end_of_text(files: &ModelFiles) -> Result<Option<String>, String> {
+    let settings = object(files, "tokenizer_config.json")?;
+    Ok(tokens(&settings, &object(files, "special_tokens_map.json")?).remove("eos_token"))
 }
 
 /// Special tokens by name. As in transformers, the map has priority over the tokenizer's settings,
@@ -322,8 +322,8 @@ fn tokens(settings: &Json, map: &Json) -> BTreeMap<&'static str, String> {
 }
 
 /// JSON value of a file; null if the file is missing.
-fn object(beside: &ModelFiles, name: &str) -> Result<Json, String> {
-    let Some(bytes) = beside.get(name) else { return Ok(Json::Null) };
+fn object(files: &ModelFiles, name: &str) -> Result<Json, String> {
+    let Some(bytes) = files.get(name) else { return Ok(Json::Null) };
     serde_json::from_slice(bytes).map_err(|e| format!("{name}: {}", reason(e)))
 }
 
@@ -331,9 +331,9 @@ fn object(beside: &ModelFiles, name: &str) -> Result<Json, String> {
 ///
 /// # Errors
 /// A file that is no JSON, or an `eos_token_id` that is no token.
-pub fn stop_tokens(beside: &ModelFiles) -> Result<Vec<i32>, String> {
+pub fn stop_tokens(files: &ModelFiles) -> Result<Vec<i32>, String> {
     for name in ["generation_config.json", "config.json"] {
-        let settings = object(beside, name)?;
+        let settings = object(files, name)?;
         let wrong = || {
             format!("{name}: `eos_token_id` is {}, not a token", shown(&settings["eos_token_id"]))
         };
@@ -358,7 +358,7 @@ mod tests {
     fn a_chat_is_the_text_that_transformers_makes_of_it() {
         let folder =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hf-chat-tiny");
-        let beside = ModelFiles::open(&folder).unwrap();
+        let model_files = ModelFiles::open(&folder).unwrap();
         let chats = std::fs::read(folder.join("chat.json")).unwrap();
         let chats: Vec<Json> = serde_json::from_slice(&chats).unwrap();
         assert!(chats.len() > 1);
@@ -369,10 +369,10 @@ mod tests {
                 .iter()
                 .map(|one| Message::read(&one.to_string()).unwrap())
                 .collect();
-            let text = Template::of(&beside).unwrap().text(Chat::of(&asked), true).unwrap();
+            let text = Template::of(&model_files).unwrap().text(Chat::of(&asked), true).unwrap();
             assert_eq!(text, one["prompt"].as_str().unwrap());
         }
-        assert_eq!(stop_tokens(&beside).unwrap(), [301, 302]);
+        assert_eq!(stop_tokens(&model_files).unwrap(), [301, 302]);
     }
 
     fn render(

@@ -402,7 +402,7 @@ mod tests {
         ] {
             assert_eq!(texts(&format!("{{{{ {literal} }}}}")), [text], "{literal}");
         }
-        for (literal, said) in [
+        for (literal, message) in [
             (r"'\x4'", "2 hexadecimal digits"),
             (r"'\ud83d\ude00'", r"`\uD83D` is no character"),
             (r"'\U00110000'", "is no character"),
@@ -410,7 +410,7 @@ mod tests {
             ("'a", "a string has no end"),
         ] {
             let why = pieces(&format!("a\n{{{{ {literal} }}}}")).unwrap_err();
-            assert!(why.contains(said) && why.starts_with("line 2: "), "{why}");
+            assert!(why.contains(message) && why.starts_with("line 2: "), "{why}");
         }
     }
 

@@ -32,7 +32,7 @@ const TEMPORARY: &str = "folder in TMPDIR";
 const CACHE_FOLDERS: usize = 3;
 
 impl Cache {
-    /// The text of a packed file: the copy in the folder, which is made if it is not there. `store`
+    /// The text of a packed file: the copy in the folder; a missing copy is made. `store`
     /// protects it from removal.
     pub(crate) fn unpacked(
         &self,
@@ -226,9 +226,9 @@ mod tests {
         std::fs::create_dir_all(path("a/onebox/tokens")).unwrap();
         std::fs::create_dir(path("b")).unwrap();
         for (cache, found) in [("a", "a/onebox/tokens"), ("b", "b")] {
-            let said = format!("{:?}, setting: {IN_CACHE:?}", path(found));
+            let message = format!("{:?}, setting: {IN_CACHE:?}", path(found));
             let disk = place(Some(&path(cache).join("onebox/tokens")), true);
-            assert!(disk.contains(&said), "{disk}");
+            assert!(disk.contains(&message), "{disk}");
         }
         // A user's cache that is not there is not made, and one that failed is not tried again.
         for (cache, read_only) in [(Some(path("c/onebox/tokens")), true), (Some(path("a")), false)]

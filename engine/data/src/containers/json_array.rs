@@ -1,5 +1,5 @@
-//! A file that is one JSON array, such as Alpaca and ShareGPT have it: each element becomes a line.
-//! The text of an element stays as it is, so that numbers keep their digits.
+//! A file that is one JSON array, the format of Alpaca and ShareGPT: each element becomes a line.
+//! The text of an element does not change, so that numbers keep their digits.
 
 use super::output::Output;
 use crate::rows::LONGEST;
@@ -92,7 +92,7 @@ impl Elements {
         self.is_escaped = false;
     }
 
-    /// Takes a byte inside of an element, or the byte after a number or a word.
+    /// Reads a byte inside of an element, or the byte after a number or a word.
     fn go_on(&mut self, byte: u8, out: &mut Output<'_>) -> Result<(), UnpackError> {
         if self.element.len() > LONGEST {
             let most = topology::format_bytes(LONGEST as u64);
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_damaged_array_is_refused_with_row_and_line() {
-        for (text, said) in [
+        for (text, message) in [
             (
                 &b"[{\"a\": 1},\n{\"a\": "[..],
                 "it ends inside of row 2, which begins in line 2 and was cut off",
@@ -225,7 +225,7 @@ mod tests {
             (b"{\"a\": 1}", "`{` stands in line 1"),
         ] {
             let error = lines(text, 5).unwrap_err();
-            assert!(error.contains(said), "{said}: {error}");
+            assert!(error.contains(message), "{message}: {error}");
         }
     }
 }

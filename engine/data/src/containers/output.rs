@@ -1,4 +1,4 @@
-//! Unpacked text on its way to a file or to memory, with limits.
+//! Writes unpacked text to a file or to memory, with limits.
 
 use crate::unpack_error::{MOST_GROWTH, SMALL, UnpackError};
 use files::directory::Directory;
@@ -80,14 +80,15 @@ mod tests {
         };
         let (written, bomb) = write(4 << 10, 1 << 40);
         assert_eq!(written, 64);
-        let said = "its 4.00 KiB have become more than 65.00 MiB of text, over 250 times as many";
-        assert!(bomb.as_ref().is_some_and(|bomb| bomb.starts_with(said)), "{bomb:?}");
+        let message =
+            "its 4.00 KiB have become more than 65.00 MiB of text, over 250 times as many";
+        assert!(bomb.as_ref().is_some_and(|bomb| bomb.starts_with(message)), "{bomb:?}");
         assert_eq!(write(1 << 20, 1 << 40), (200, None));
         let (written, full) = write(1 << 20, 100 << 20);
         assert_eq!(written, 90);
-        let said = "it has more than 91.00 MiB of text, which need more than nine tenths of the 100.00 MiB that are free in /there";
+        let message = "it has more than 91.00 MiB of text, which need more than nine tenths of the 100.00 MiB that are free in /there";
         let remedy = "make room there, or give another folder in TMPDIR";
-        let is_said = |full: &String| full.starts_with(said) && full.ends_with(remedy);
+        let is_said = |full: &String| full.starts_with(message) && full.ends_with(remedy);
         assert!(full.as_ref().is_some_and(is_said), "{full:?}");
     }
 }

@@ -1,5 +1,5 @@
 //! A table of texts (CSV, TSV) with a header: each row becomes a line with an object of texts, in the
-//! line of the copy in which the row begins in the table. Quotes are those of RFC 4180.
+//! line of the copy in which the row begins in the table. Quotes follow RFC 4180.
 
 use super::output::Output;
 use crate::rows::LONGEST;
@@ -15,9 +15,9 @@ enum Place {
     Start,
     Plain,
     Quoted,
-    /// Behind a quote in a quoted field: the quote ends the field, or another quote follows.
+    /// After a quote in a quoted field: the quote ends the field, or another quote follows.
     Quote,
-    /// Behind a carriage return.
+    /// After a carriage return.
     Return,
 }
 
@@ -143,7 +143,7 @@ impl Table {
         self.ends.iter().map(field).collect()
     }
 
-    /// Takes the header, or writes a row. A line without any sign is no row.
+    /// Reads the header, or writes a row. An empty line is no row.
     fn finish(&mut self, out: &mut Output<'_>) -> Result<(), UnpackError> {
         self.ends.push(self.bytes.len());
         let is_blank = self.bytes.is_empty() && self.ends.len() == 1 && !self.has_quotes;
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_table_that_programs_read_differently_is_refused_with_its_line() {
-        for (text, said) in [
+        for (text, message) in [
             (&b"a,b\n1,2\n3\n"[..], "the row that begins in line 3 has 1 column, and the header 2"),
             (b"a,b\n\"1\n\",2\n3,4,5\n", "the row that begins in line 4 has 3 columns"),
             (b"a,b\n1,\"2\n3,4\n", "it ends inside of the quotes that line 2 opens"),
@@ -258,7 +258,7 @@ mod tests {
             (b"a,a\n", "has the column \"a\" twice"),
         ] {
             let error = lines(text, b',').unwrap_err();
-            assert!(error.contains(said), "{said}: {error}");
+            assert!(error.contains(message), "{message}: {error}");
         }
     }
 }

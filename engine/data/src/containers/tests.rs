@@ -170,8 +170,8 @@ fn a_file_that_becomes_far_larger_is_refused_and_leaves_nothing() {
     (0..80).for_each(|_| to.write_all(&[b' '; 1 << 20]).unwrap());
     fs::write(&path, to.finish().unwrap()).unwrap();
     let why = unpacked(&path, &cache, &DataFormat::Auto).unwrap_err();
-    let said = "of text, over 250 times as many: it may be a zip bomb, which fills the disk";
-    assert!(why.starts_with("it is compressed (gzip), and its ") && why.contains(said), "{why}");
+    let message = "of text, over 250 times as many: it may be a zip bomb, which fills the disk";
+    assert!(why.starts_with("it is compressed (gzip), and its ") && why.contains(message), "{why}");
     assert!(kept(&cache).is_empty());
 }
 

@@ -122,8 +122,8 @@ fn a_damaged_index_is_refused_with_its_name() {
                 }
             }
             fs::write(&path, &good[..at]).unwrap();
-            let said = refused(&folder);
-            assert!(said.contains("t.idx is damaged"), "{said}");
+            let message = refused(&folder);
+            assert!(message.contains("t.idx is damaged"), "{message}");
         }
         fs::write(&path, [&good[..], &[0]].concat()).unwrap();
         assert!(refused(&folder).contains("do not fit a file of"));
@@ -141,7 +141,7 @@ fn what_is_wrong_is_named_with_its_byte() {
         fs::write(&index, bad).unwrap();
         refused(&folder)
     };
-    for (at, bytes, said) in [
+    for (at, bytes, message) in [
         (0, &b"X"[..], "at byte 0: it begins neither with MMIDIDX nor with TNTIDX"),
         (9, &[2], "at byte 9: it has version 2"),
         (17, &[5], "its tokens are int64"),
@@ -155,22 +155,25 @@ fn what_is_wrong_is_named_with_its_byte() {
         (210, &[9], "at byte 210: document 7 begins with sequence 9, and not with 10"),
     ] {
         let got = with(at, bytes);
-        assert!(got.contains(said), "{said}: {got}");
+        assert!(got.contains(message), "{message}: {got}");
     }
     copy(&folder, "mapped-u16", "t");
     let tokens = folder.path().join("t.bin");
     let good = fs::read(&tokens).unwrap();
     for len in (0..good.len()).chain([good.len() + 2]) {
         fs::write(&tokens, good.iter().copied().cycle().take(len).collect::<Vec<_>>()).unwrap();
-        let said = refused(&folder);
+        let message = refused(&folder);
         let counts = format!("t.idx counts 84 bytes of tokens, and it has {len};");
-        assert!(said.contains("t.bin: ") && said.contains(&counts), "{said}");
+        assert!(message.contains("t.bin: ") && message.contains(&counts), "{message}");
     }
     let mut high = good.clone();
     high[20..22].copy_from_slice(&[250, 0]);
     fs::write(&tokens, &high).unwrap();
-    let said = refused(&folder);
-    assert!(said.contains("t.bin: token 10, at byte 20, is 250, but model.vocab is 250"), "{said}");
+    let message = refused(&folder);
+    assert!(
+        message.contains("t.bin: token 10, at byte 20, is 250, but model.vocab is 250"),
+        "{message}"
+    );
     copy(&folder, "mapped-i16", "t");
     high[20..22].copy_from_slice(&[255, 255]);
     fs::write(&tokens, &high).unwrap();
@@ -248,16 +251,16 @@ fn documents_of_an_index_are_samples_as_those_of_rows_are() {
         // Two of seven documents are too long for samples of one document.
         let with = SampleSettings { format, packing: Packing::None, truncate: false };
         let long = Corpus::open_checked(CorpusSplit::Train(path), with, Checks::none(), 10);
-        let said = long.unwrap_err().to_string();
+        let message = long.unwrap_err().to_string();
         assert!(
-            said.contains("2 of 7 documents have more tokens than model.seq_len + 1"),
-            "{said}"
+            message.contains("2 of 7 documents have more tokens than model.seq_len + 1"),
+            "{message}"
         );
     }
 }
 
 #[test]
-fn no_document_is_trained_on_and_held_out() {
+fn no_document_is_in_the_training_part_and_in_the_validation_part() {
     let path = fixture().join("mapped-u16");
     let path = path.to_str().unwrap();
     let with = SampleSettings {

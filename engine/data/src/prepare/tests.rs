@@ -38,10 +38,10 @@ fn prepare(
     };
     let rows = format.is_rows().then_some(rowed);
     let (tokenizer, cache) = (&tokenizer, &Cache::default());
-    let (train, held_out) = (vec![parts.0], parts.1.into_iter().collect());
+    let (train, validation) = (vec![parts.0], parts.1.into_iter().collect());
     Preparation {
         train,
-        held_out,
+        validation,
         format,
         tokenizer,
         rows,
@@ -55,9 +55,9 @@ fn prepare(
 }
 
 /// Tokens of a run that reads the same text itself.
-fn of_text((train, held_out): (&str, Option<&str>), format: &DataFormat) -> Corpus {
-    let parts = held_out
-        .map_or(CorpusSplit::Cut(train, 0.1), |held_out| CorpusSplit::Both(train, held_out));
+fn of_text((train, validation): (&str, Option<&str>), format: &DataFormat) -> Corpus {
+    let parts = validation
+        .map_or(CorpusSplit::Cut(train, 0.1), |validation| CorpusSplit::Both(train, validation));
     let file = tokenizer_path();
     let tokenizer = Tokenizer::open(&file).unwrap();
     if format.is_rows() {
@@ -84,8 +84,8 @@ fn of_text((train, held_out): (&str, Option<&str>), format: &DataFormat) -> Corp
 
 fn of_tokens(prepared: &PreparedData) -> Corpus {
     let train = prepared.train[0].to_str().unwrap();
-    let held_out = prepared.held_out.first().map(|folder| folder.to_str().unwrap());
-    Corpus::open(train, held_out, prepared.format.clone(), 0.1, VOCAB, 4).unwrap()
+    let validation = prepared.validation.first().map(|folder| folder.to_str().unwrap());
+    Corpus::open(train, validation, prepared.format.clone(), 0.1, VOCAB, 4).unwrap()
 }
 
 fn texts() -> TempDir {
@@ -113,7 +113,7 @@ fn jsonl() -> DataFormat {
 #[test]
 fn prepared_tokens_are_those_that_a_run_makes_of_the_text() {
     let folder = texts();
-    for (i, (train, held_out, format)) in [
+    for (i, (train, validation, format)) in [
         ("train", None, DataFormat::Auto),
         ("train", Some("held"), DataFormat::Auto),
         ("rows", None, jsonl()),
@@ -122,8 +122,9 @@ fn prepared_tokens_are_those_that_a_run_makes_of_the_text() {
     .into_iter()
     .enumerate()
     {
-        let (train, held_out) = (path(&folder, train), held_out.map(|name| path(&folder, name)));
-        let parts = (train.as_str(), held_out.as_deref());
+        let (train, validation) =
+            (path(&folder, train), validation.map(|name| path(&folder, name)));
+        let parts = (train.as_str(), validation.as_deref());
         let expected = of_text(parts, &format);
         for part in [1, 100, 1000, PART] {
             let out = folder.path().join(format!("out-{i}-{part}"));
@@ -133,7 +134,7 @@ fn prepared_tokens_are_those_that_a_run_makes_of_the_text() {
             // Equal identities allow a run to continue on the other data.
             assert_eq!(data.identity(), expected.identity());
             assert_eq!((prepared.before, &prepared.format), (0, &DataFormat::U16));
-            let many = usize::from(held_out.is_some()) + 1;
+            let many = usize::from(validation.is_some()) + 1;
             assert!(part < PART || prepared.parts == many, "{prepared:?}");
             assert!(part > 100 || prepared.parts > many, "{prepared:?}");
         }
@@ -277,10 +278,10 @@ fn interrupted_chats_go_on_where_they_were() {
         // Each file is a part.
         let sizes = ChunkSizes { part: 1, ..ChunkSizes::default() };
         let (tokenizer, train) = (&tokenizer, vec![train.as_str()]);
-        let (held_out, rows, out) = (Vec::new(), Some(rowed()), out.as_path());
+        let (validation, rows, out) = (Vec::new(), Some(rowed()), out.as_path());
         Preparation {
             train,
-            held_out,
+            validation,
             format,
             tokenizer,
             rows,

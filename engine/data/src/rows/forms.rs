@@ -77,7 +77,7 @@ struct Turns {
     messages: Vec<Json>,
     /// Number of the first messages, which are the prompt.
     asked: usize,
-    /// Text that answers the messages, if the row has it beside them.
+    /// Text that answers the messages, if the row has a separate answer.
     answer: Option<String>,
 }
 
@@ -89,7 +89,7 @@ impl Turns {
 }
 
 impl Kind {
-    /// Kind that `columns` asks for, or else the kind that the keys of the row show.
+    /// Kind that `columns` demands; without a demand, the kind that the keys of the row show.
     fn of(row: &Map, columns: &ChatColumns) -> Self {
         let list = if row.contains_key("messages") { "messages" } else { "conversations" };
         let [messages, completion, pair, _] =
@@ -130,7 +130,7 @@ pub(super) fn form(
     }
     let tools = calls::of_row(&mut row)?;
     let own = own_system(&mut row, columns)?;
-    let beside = if tools.is_some() { Some("tools") } else { own.as_ref().map(|_| "system") };
+    let extra_key = if tools.is_some() { Some("tools") } else { own.as_ref().map(|_| "system") };
     let exchange = match Kind::of(&row, columns) {
         Kind::Messages(key) => {
             let Some(messages) = row.shift_remove(key) else {
@@ -138,8 +138,8 @@ pub(super) fn form(
             };
             Exchange::Turns(Turns::of_chat(list(&called(columns, key), messages, true)?))
         }
-        Kind::Completion => of_completion(&mut row, columns, beside)?,
-        Kind::Pair => of_pair(&mut row, with, beside)?,
+        Kind::Completion => of_completion(&mut row, columns, extra_key)?,
+        Kind::Pair => of_pair(&mut row, with, extra_key)?,
     };
     note_keys(&row, unread);
     let turns = match exchange {
@@ -161,15 +161,15 @@ pub(super) fn form(
     Ok(Form::Talk(Conversation { messages, tools, learned }))
 }
 
-/// Reads `prompt` and `completion`. `beside` is a key of the row that needs a chat template.
+/// Reads `prompt` and `completion`. `extra_key` is a key of the row that needs a chat template.
 fn of_completion(
     row: &mut Map,
     columns: &ChatColumns,
-    beside: Option<&str>,
+    extra_key: Option<&str>,
 ) -> Result<Exchange, String> {
     const KEYS: [&str; 2] = ["prompt", "completion"];
     match both(row, columns, KEYS)? {
-        [Some(Json::String(prompt)), Some(Json::String(completion))] => match beside {
+        [Some(Json::String(prompt)), Some(Json::String(completion))] => match extra_key {
             None => Ok(Exchange::Texts { prompt, completion }),
             Some(key) => Err(format!(
                 "it has `{key}` beside texts, which no chat template writes: make lists of messages of `prompt` and `completion`"
@@ -189,11 +189,11 @@ fn of_completion(
     }
 }
 
-/// Reads a question and its answer. `beside` is a key of the row that needs a chat template.
+/// Reads a question and its answer. `extra_key` is a key of the row that needs a chat template.
 fn of_pair(
     row: &mut Map,
     with: &ChatSettings<'_>,
-    beside: Option<&str>,
+    extra_key: Option<&str>,
 ) -> Result<Exchange, String> {
     let columns = &with.columns;
     if let Some(keys) = pairs::keys_of_messages(row, columns, own_keys(columns))? {
@@ -208,7 +208,7 @@ fn of_pair(
     if with.reader.is_some() {
         return Ok(Exchange::Turns(Turns::of_chat(pair.messages())));
     }
-    if let Some(key) = beside {
+    if let Some(key) = extra_key {
         return Err(format!(
             "it has `{key}`, and the model has no chat template that writes it: write `prompt` and `completion`"
         ));
@@ -238,7 +238,8 @@ fn own_keys(columns: &ChatColumns) -> [&str; 2] {
     ["role", "content"].map(|key| columns.get(key).unwrap_or(key))
 }
 
-/// Takes the values of two keys out of a row. A table has lists of messages as texts.
+/// Removes the values of two keys from a row and returns the values. A table has lists of messages
+/// as texts.
 fn both(
     row: &mut Map,
     columns: &ChatColumns,
@@ -350,7 +351,9 @@ fn check(row: &mut Map, columns: &ChatColumns) -> Result<(), String> {
 }
 
 fn note_keys(row: &Map, unread: &mut IgnoredKeys) {
-    unread.keys.extend(row.keys().map(|key| name_of(key)));
+    // An empty value has nothing to read, such as the `input` of many Alpaca rows.
+    let filled = row.iter().filter(|(_, value)| !is_empty(value));
+    unread.keys.extend(filled.map(|(key, _)| name_of(key)));
 }
 
 /// The messages of a list, which may be JSON in a text if `parses`.

@@ -39,7 +39,7 @@ pub(super) fn of_row(row: &mut Map) -> Result<Option<Word>, String> {
 }
 
 fn taken(fields: &mut Map, keys: &[&str]) -> Result<Option<Word>, String> {
-    let mut said: Option<Word> = None;
+    let mut found: Option<Word> = None;
     for key in keys {
         let Some(value) = fields.shift_remove(*key) else { continue };
         let shown = format!("`{key}` {}", shown(&value));
@@ -49,17 +49,17 @@ fn taken(fields: &mut Map, keys: &[&str]) -> Result<Option<Word>, String> {
                  remove the key"
             ));
         };
-        match &said {
+        match &found {
             Some(other) if other.learns != learns => {
                 let other = &other.shown;
                 return Err(format!(
                     "{other} and {shown} contradict each other: remove one of them"
                 ));
             }
-            _ => said = Some(Word { shown, learns }),
+            _ => found = Some(Word { shown, learns }),
         }
     }
-    Ok(said)
+    Ok(found)
 }
 
 fn of_value(value: &Json) -> Option<bool> {

@@ -119,8 +119,8 @@ mod tests {
             r#"[{"speaker": "user", "said": "a"},]"#,
         ] {
             let why = read(text).unwrap_err();
-            let said = ["`prompt` is a text, and that is no JSON: ", "json.dumps"];
-            assert!(said.iter().all(|said| why.contains(said)), "{text}: {why}");
+            let parts = ["`prompt` is a text, and that is no JSON: ", "json.dumps"];
+            assert!(parts.iter().all(|part| why.contains(part)), "{text}: {why}");
         }
     }
 }

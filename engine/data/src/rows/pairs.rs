@@ -18,13 +18,14 @@ const INPUTS: [&str; 2] = ["input", "context"];
 pub(super) struct Pair {
     history: Vec<[String; 2]>,
     question: String,
-    /// Text that belongs to the question; empty if there is none.
+    /// Text that belongs to the question; empty if the row has no such text.
     input: String,
     answer: String,
 }
 
 impl Pair {
-    /// Takes the keys of a pair out of a row; `None` if the row has no question or no answer.
+    /// Removes the keys of a pair from a row and returns the pair; `None` if the row has no question
+    /// or no answer.
     ///
     /// # Errors
     /// Two keys may be the question or the answer, or a value is no text.
@@ -124,11 +125,11 @@ pub(super) fn keys_of_messages(
     if !is_messages {
         return Ok(None);
     }
-    let beside = INPUTS
+    let extra_key = INPUTS
         .into_iter()
         .chain(["history"])
         .find(|key| *key != question && row.get(*key).is_some_and(|value| !is_empty(value)));
-    match beside {
+    match extra_key {
         Some(key) => Err(format!(
             "it has {} beside {name}, which is a list of messages: write it as one of the messages, or remove it from the row",
             called(columns, key)

@@ -105,10 +105,10 @@ impl<'a> ChatReader<'a> {
         let (id, kind) = (("id", text("000000001")), ("type", text("function")));
         let call = object([id, kind, ("function", function)]);
         let (role, calls) = (("role", text("assistant")), ("tool_calls", Json::Array(vec![call])));
-        let said =
+        let replies =
             [object([role.clone(), ("content", text("")), calls.clone()]), object([role, calls])];
-        said.into_iter().any(|said| {
-            let written = self.template.text(Chat::of(&[message("user", "a"), said]), false);
+        replies.into_iter().any(|reply| {
+            let written = self.template.text(Chat::of(&[message("user", "a"), reply]), false);
             written.is_ok_and(|written| {
                 let mut places =
                     written.match_indices(WORD).map(|(at, _)| &written[..at]).peekable();

@@ -24,7 +24,7 @@ pub(super) struct Targets<'a> {
 impl Targets<'_> {
     /// Text of the chat, and the byte ranges of its targets in order.
     pub(super) fn of(&self) -> Result<(String, Vec<Range<usize>>), String> {
-        let whole = self.template.rendered(self.chat, false)?;
+        let whole = self.template.rendered(self.chat, false).map_err(|why| self.of_call(why))?;
         let is_answer = |i: &usize| has_role(&self.chat.messages[*i], "assistant");
         let (answers, others): (Vec<usize>, Vec<usize>) =
             (0..self.learned.len()).filter(is_answer).partition(|i| self.learned[*i]);
@@ -67,6 +67,21 @@ impl Targets<'_> {
             ));
         }
         Ok((text, spans))
+    }
+
+    /// Reason why the template refuses the chat: with the call of a tool that has no text, since most
+    /// templates without calls join the text to others.
+    fn of_call(&self, why: String) -> String {
+        let has_no_text = |one: &Json| {
+            calls(one).is_some() && one.get("content").is_none_or(|text| *text == Json::Null)
+        };
+        match self.chat.messages.iter().position(has_no_text) {
+            None => why,
+            Some(i) => format!(
+                "{why}; message {} calls a tool and has no text: take a chat template that writes calls, or leave the row out",
+                i + 1
+            ),
+        }
     }
 
     /// Text of the chat, and the ranges of all messages that the model learns.

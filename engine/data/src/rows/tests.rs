@@ -107,8 +107,8 @@ fn an_answer_is_found_where_a_template_changes_it() {
         let [one, two] = answers;
         json!({ "messages": [turn("user", "a"), turn("assistant", one), turn("user", "b"), turn("assistant", two)] })
     };
-    let said = counted(&thoughts, &asked(["<think>no</think>\nyes", " <think>no</think> yes "]));
-    assert_eq!(said, ["yes<|im_end|>", "<think>no</think> yes<|im_end|>"]);
+    let output = counted(&thoughts, &asked(["<think>no</think>\nyes", " <think>no</think> yes "]));
+    assert_eq!(output, ["yes<|im_end|>", "<think>no</think> yes<|im_end|>"]);
     let renamed = template(
         "{{- '<|im_start|>' }}{%- for m in messages %}{%- if m.role == 'system' %}{{- raise_exception('no system') }}{%- endif %}\
          {%- set role = 'model' if m.role == 'assistant' else m.role %}{{- '[' + role + ']' + m.content + '<|im_end|>' }}{%- endfor %}\
@@ -190,7 +190,7 @@ fn a_bad_row_is_named() {
         json!({ "messages": [{ "role": "user", "content": content }, answer] }).to_string()
     };
     chats("", |rows| {
-        for (row, said) in [
+        for (row, output) in [
             ("{".into(), "it is no JSON: "),
             ("[1]".into(), "it is a list, not an object such as {\"messages\": [..]}"),
             ("[".repeat(10_000), "it is no JSON: recursion limit"),
@@ -228,18 +228,18 @@ fn a_bad_row_is_named() {
             (json!({ "prompt": "a\u{FDD0}", "completion": "b" }).to_string(), "it has U+FDD0"),
         ] {
             let why = rows.document(&row).unwrap_err();
-            assert!(why.contains(said), "{said}: {why}");
+            assert!(why.contains(output), "{output}: {why}");
         }
     });
     texts("text", |rows| {
-        for (row, said) in [
+        for (row, output) in [
             ("{\"body\": 1}", "it has no `text`; it has `body`"),
             ("{}", "it has no `text`; it is empty"),
             ("{\"text\": 1}", "`text` is a number, not a text"),
             ("{\"text\": \"\"}", "it has no target"),
         ] {
             let why = rows.document(row).unwrap_err();
-            assert!(why.contains(said), "{said}: {why}");
+            assert!(why.contains(output), "{output}: {why}");
         }
     });
 }

@@ -58,7 +58,7 @@ impl Rows<'_> {
         text: &str,
         counted: Range<usize>,
     ) -> Result<(Document, bool), String> {
-        let TokenSpans { mut front, text: tokens, mut behind } =
+        let TokenSpans { mut front, text: tokens, mut back } =
             self.tokenizer.encode_around(text)?;
         let has = |other: &[u32], at: usize| {
             let there = tokens.iter().skip(at).map(|(token, _)| token);
@@ -67,14 +67,14 @@ impl Rows<'_> {
         if has(&front, 0) {
             front.clear();
         }
-        if tokens.len() >= behind.len() && has(&behind, tokens.len() - behind.len()) {
-            behind.clear();
+        if tokens.len() >= back.len() && has(&back, tokens.len() - back.len()) {
+            back.clear();
         }
         let is_blank = |place: &Range<usize>| text.get(place.clone()).is_some_and(is_blank);
         let last = tokens.iter().rev().find(|(_, place)| !is_blank(place));
         let ends = last.is_some_and(|(token, _)| self.tokenizer.is_control(*token));
         let around = |tokens: Vec<u32>, at: usize| tokens.into_iter().map(move |t| (t, at..at));
-        let all = around(front, 0).chain(tokens).chain(around(behind, text.len()));
+        let all = around(front, 0).chain(tokens).chain(around(back, text.len()));
         Ok((document(all.collect(), &[counted]), ends))
     }
 }

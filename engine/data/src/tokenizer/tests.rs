@@ -95,7 +95,7 @@ fn what_the_library_cannot_bear_is_refused_in_words() {
     let a = replace(json!({ "String": "a" }), "aaaaaaaa");
     let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
     let whitespace = json!({ "type": "Whitespace" });
-    for (key, part, said) in [
+    for (key, part, message) in [
         ("normalizer", replace(json!({ "Regex": "" }), "zz"), "library fails"),
         (
             "normalizer",
@@ -127,7 +127,7 @@ fn what_the_library_cannot_bear_is_refused_in_words() {
         ),
     ] {
         let why = Tokenizer::from_bytes(with(key, &part)).unwrap_err().to_string();
-        assert!(why.contains(said) && why.len() < 500, "{key}: {why}");
+        assert!(why.contains(message) && why.len() < 500, "{key}: {why}");
     }
 }
 
@@ -163,7 +163,7 @@ fn a_sample_has_a_limit_of_time_and_a_text_one_of_tokens() {
 #[test]
 fn what_is_no_function_of_the_text_is_refused() {
     let text = str::from_utf8(TINY).unwrap();
-    for (bad, said) in [
+    for (bad, message) in [
         (text.replace("\"dropout\": null", "\"dropout\": 0.1"), "model.dropout is not 0"),
         (text[..text.len() / 2].to_owned(), "EOF"),
         (String::new(), "EOF"),
@@ -173,7 +173,7 @@ fn what_is_no_function_of_the_text_is_refused() {
     ] {
         assert!(bad != text);
         let why = Tokenizer::from_bytes(bad.clone().into_bytes()).unwrap_err().to_string();
-        assert!(why.contains(said) && why.len() < 500, "{bad:.40}: {why}");
+        assert!(why.contains(message) && why.len() < 500, "{bad:.40}: {why}");
     }
     let cut = text.replace(
         "\"truncation\": null",

@@ -51,15 +51,15 @@ struct OpenCandidate {
     candidate: Candidate,
 }
 
-/// Adds all further simulated candidates to `screened`: choices of its layouts, and layouts of
-/// `aside`, which leave more room on the GPUs. Each has the number of a layout with less work.
+/// Adds all further simulated candidates to `screened`: choices of its layouts, and
+/// `alternatives`, which leave more room on GPUs. Each has the number of a layout with less work.
 pub(super) fn with_choices(
     given: &Config,
     mut screened: Vec<ScreenedCandidate>,
-    aside: Vec<(Candidate, usize)>,
+    alternatives: Vec<(Candidate, usize)>,
 ) -> Result<Vec<ScreenedCandidate>, SimulateError> {
     let mut open: Vec<OpenCandidate> = Vec::new();
-    for (candidate, works_less) in aside.into_iter().filter(|(c, _)| is_plain(&c.config)) {
+    for (candidate, works_less) in alternatives.into_iter().filter(|(c, _)| is_plain(&c.config)) {
         let works_less = screened.iter().find(|(_, c)| c.number == works_less);
         let again = |c: &Candidate| c.config.recompute == Recompute::Block;
         let least = works_less.map(|(brief, other)| match again(&candidate) && !again(other) {
@@ -158,12 +158,12 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidat
             }
             let saved = here as f64 / PARTS as f64 * waited;
             if update_mode(&config) == UpdateMode::Overlapped && left - saved > worth {
-                let ahead = |parts| ahead(&with_share(here), parts);
+                let speculative = |parts| speculative_config(&with_share(here), parts);
                 let waits = (left - saved) / waited;
-                for parts in shares_ahead(waits, |parts| holds(&ahead(parts), machine)) {
+                for parts in speculated_shares(waits, |parts| holds(&speculative(parts), machine)) {
                     let choice = (together, here + parts * (PARTS / AHEAD));
                     let saved = saved + (together - 1) as f64 * brief.forward;
-                    add(&ahead(parts), choice, brief.seconds - saved - worth);
+                    add(&speculative(parts), choice, brief.seconds - saved - worth);
                 }
             }
         }
@@ -173,13 +173,13 @@ fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidat
 
 /// Speculated shares in parts of [`AHEAD`]: the share that the step waits for, and the largest
 /// share that `holds`.
-fn shares_ahead(waited: f64, holds: impl Fn(usize) -> bool) -> Vec<usize> {
+fn speculated_shares(waited: f64, holds: impl Fn(usize) -> bool) -> Vec<usize> {
     let most = largest(AHEAD, |parts| parts == 0 || holds(parts));
     let enough = (waited * AHEAD as f64).ceil().max(0.0) as usize;
     BTreeSet::from([enough.min(most), most]).into_iter().filter(|parts| *parts > 0).collect()
 }
 
-fn ahead(config: &Config, parts: usize) -> Config {
+fn speculative_config(config: &Config, parts: usize) -> Config {
     let mut config = config.clone();
     config.offload.update = UpdateMode::Speculative;
     config.offload.speculated_fraction = SpeculatedFraction::Share(parts as f32 / AHEAD as f32);

@@ -279,9 +279,10 @@ fn on_cores(m: &MeasuredMachine, work: &Work, members: usize) -> ResourceRequest
     let by_name = rate(work.name);
     let seconds = match work.kind {
         WorkKind::Gemm { .. } => {
-            let apart = |(name, bytes): (&str, u64)| bytes as f64 / rate(name).unwrap_or(m.other);
+            let separate_op =
+                |(name, bytes): (&str, u64)| bytes as f64 / rate(name).unwrap_or(m.other);
             let product = m.gemm[wide].seconds(work.flops, work.bytes as f64);
-            product + work.apart.map_or(0.0, apart)
+            product + work.separate_op.map_or(0.0, separate_op)
         }
         WorkKind::Attention { backward, .. } => {
             m.attention[usize::from(backward)].seconds(work.flops, work.bytes as f64)

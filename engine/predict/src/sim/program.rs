@@ -31,7 +31,7 @@ pub struct Work {
     /// Number of driver calls that enqueue the op; 0 for an op of the Host lane.
     pub calls: u32,
     /// Name and bytes of the separate op for a matmul's epilogue, if it cannot be fused.
-    pub apart: Option<(&'static str, u64)>,
+    pub separate_op: Option<(&'static str, u64)>,
 }
 
 /// Kinds of ops by the resource that limits them.
@@ -163,18 +163,18 @@ impl Work {
             Op::Copy { dst, .. } if kind == WorkKind::Down => cargo(plan, dst),
             _ => Cargo::Other,
         };
-        let apart = match *op {
-            Op::Gemm { a, c, epilogue, .. } => epilogue.apart(a, c),
+        let separate_op = match *op {
+            Op::Gemm { a, c, epilogue, .. } => epilogue.separate_op(a, c),
             _ => None,
         };
-        let apart = apart.map(|op| (op.name(), op.bytes()));
+        let separate_op = separate_op.map(|op| (op.name(), op.bytes()));
         let (name, flops, wide) = (op.name(), op.flops(), is_wide(op));
-        Self { name, kind, flops, bytes, wide, cargo, calls: 0, apart }
+        Self { name, kind, flops, bytes, wide, cargo, calls: 0, separate_op }
     }
 
     fn key(&self) -> Key {
         let flops = self.flops.to_bits();
-        (self.name, self.kind, flops, self.bytes, self.wide, self.cargo, self.apart)
+        (self.name, self.kind, flops, self.bytes, self.wide, self.cargo, self.separate_op)
     }
 }
 

@@ -77,8 +77,8 @@ impl Saver {
     }
 
     /// Writes each rank's file on a thread of its own.
-    fn write_copies(&self, &SaveJob { step, late, skipped_in_a_row, .. }: &SaveJob) {
-        self.begin(step, late, skipped_in_a_row);
+    fn write_copies(&self, &SaveJob { step, is_delayed, skipped_in_a_row, .. }: &SaveJob) {
+        self.begin(step, is_delayed, skipped_in_a_row);
         if !self.is_well() {
             return;
         }
@@ -87,24 +87,24 @@ impl Saver {
                 let write = move || {
                     device::panics::watch_this_thread();
                     self.bind(number);
-                    self.write_copy(number, late, step);
+                    self.write_copy(number, is_delayed, step);
                 };
                 if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, write) {
                     tracing::warn!("no thread to write the file of rank {number}: {error}");
-                    self.write_copy(number, late, step);
+                    self.write_copy(number, is_delayed, step);
                 }
             }
         });
     }
 
-    fn write_copy(&self, number: usize, late: bool, step: u64) {
+    fn write_copy(&self, number: usize, is_delayed: bool, step: u64) {
         let Some(copy) = self.copies.as_ref().and_then(|copies| copies.get(number)) else { return };
         let write = || {
             self.passes(number, FaultPoint::Writing, step);
             let Snapshot { pieces, bytes } = &*lock(copy);
             let mut rest = &bytes[..];
             let mut fill = |_: State, to: &mut [u8]| io::Read::read_exact(&mut rest, to);
-            self.write_file(number, pieces, late, step, &mut fill)
+            self.write_file(number, pieces, is_delayed, step, &mut fill)
         };
         match catch_unwind(AssertUnwindSafe(write)) {
             Ok(written) => self.wrote(number, written),

@@ -25,7 +25,7 @@ pub(super) struct SaveJob {
     pub(super) evaluation: Option<Evaluation>,
     pub(super) words: [f64; control::WORDS],
     /// Whether the update of the step is delayed.
-    pub(super) late: bool,
+    pub(super) is_delayed: bool,
     pub(super) started: Instant,
     /// Time that training waited; `None` if it still waits.
     pub(super) waited: Option<Duration>,

@@ -11,7 +11,10 @@
 use super::DROPOUT;
 use super::rig::{Rig, VALUES, normal, nvrtc_or_skip, take_ran};
 use device::numerics::CountedRange;
-use device::{DeviceOp, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduction, Tensor, VocabShard};
+use device::{
+    DeviceOp, Dtype, Gate, HeadNorm, HeadNormGrads, Heads, Op, Reduction, Tensor, VocabShard,
+    WidthNorm,
+};
 use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
 #[path = "ptx/attention.rs"]
@@ -65,7 +68,7 @@ fn elementwise_kernels() {
             pair.check_exact(&Op::Cast { x: wide, y: copy });
             let counted = CountedRange { end: n - 3, hole: (2, n / 2) };
             pair.check_exact(&Op::ChunkSquares { x, partials, chunk: 64, counted });
-            pair.check_exact(&Op::Dropout { x, y, dropout: DROPOUT });
+            pair.check_exact(&Op::Dropout { x, y, dropout: DROPOUT, scale: 1.0 });
             pair.check_exact(&Op::Zero { x: y });
         }
         in_rows(rig(), dtype);
@@ -80,10 +83,17 @@ fn in_rows(mut rig: Rig, dtype: Dtype) {
     let wide = rig.put_noise(dtype, (rows, 2 * cols), 3);
     let [bias, sums] = [4, 5].map(|seed| rig.put_noise(dtype, (1, cols), seed));
     let mut pair = rig.open();
-    pair.check_exact(&Op::BiasDropoutAdd { x, bias: Some(bias), residual, y, dropout: DROPOUT });
+    pair.check_exact(&Op::BiasDropoutAdd {
+        x,
+        bias: Some(bias),
+        residual,
+        y,
+        dropout: DROPOUT,
+        scale: 1.0,
+    });
     pair.check(&Op::ColumnSum { x, y: sums }, 2e-6, 1.0);
-    pair.check_exact(&Op::SwiGlu { x: wide, y });
-    pair.check_exact(&Op::SwiGluBackward { x: wide, d: y });
+    pair.check_exact(&Op::SwiGlu { x: wide, y, gate: Gate::Silu });
+    pair.check_exact(&Op::SwiGluBackward { x: wide, d: y, gate: Gate::Silu });
     pair.add_bias(x, bias);
 }
 
@@ -117,11 +127,18 @@ fn embedding_kernels() {
             let documents = [3, 4, 1, 1, 5, 7, 7, 2, 2, 3, 7, 7, 4, 3];
             let starts = Some(rig.put_starts(7, &documents, 13..53));
             let mut pair = rig.open();
-            pair.check_exact(&Op::Embedding { tokens: ids, table, shard, y });
+            pair.check_exact(&Op::Embedding { tokens: ids, table, shard, y, scale: 1.0 });
             pair.check_exact(&Op::AddPositions { x: y, table: positions, first_row: 13, starts });
             let op = Op::PositionsBackward { d_y, first_row: 13, starts, d_table: d_positions };
             pair.check_exact(&op);
-            pair.check_exact(&Op::EmbeddingBackward { tokens: ids, order, d_y, shard, d_table });
+            pair.check_exact(&Op::EmbeddingBackward {
+                tokens: ids,
+                order,
+                d_y,
+                shard,
+                d_table,
+                scale: 1.0,
+            });
         }
     });
 }
@@ -145,7 +162,16 @@ fn loss_kernels() {
         pair.check(&Op::CrossEntropyLoss { sums, targets, loss }, 1e-13, 0.0);
         pair.compiled = Some(0.0);
         let factor = 0.25;
-        let op = Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor };
+        let op = Op::CrossEntropyBackward {
+            logits,
+            max,
+            sums,
+            targets,
+            shard,
+            scale,
+            factor,
+            cap: None,
+        };
         pair.check_exact(&op);
     });
 }
@@ -167,8 +193,9 @@ fn norm_kernels() {
                 pair.check(&op, 4e-6, 1.0);
             }
             let stats = root;
-            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }, 3e-7, 1.0);
-            let op = Op::RmsNormBackward { x, gain, stats, d_y, d_x, add: true, d_gain };
+            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5, offset: 0.0 }, 3e-7, 1.0);
+            let op =
+                Op::RmsNormBackward { x, gain, stats, d_y, d_x, add: true, d_gain, offset: 0.0 };
             pair.check(&op, 4e-6, 1.0);
         }
     });
@@ -190,7 +217,7 @@ fn rotary_kernels() {
             let raw = rig.out(dtype, (rows, (count + kv_count) * dim));
             let [q, k] = [(); 2].map(|()| rig.out(dtype, (1, dim)));
             let starts = rig.put_starts(5, &[2, 3, 1, 4].repeat(rows / 5), 0..rows);
-            let norm = HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 };
+            let norm = HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6, offset: 0.0 };
             let grads = HeadNormGrads { q_gain: q, k_gain: k };
             let mut pair = rig.open();
             for (starts, norm) in [(Some(starts), None), (None, Some(norm))] {

@@ -4,7 +4,8 @@ use crate::rates::tensor;
 use crate::small;
 use device::numerics::CountedRange;
 use device::{
-    DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, MAXIMA, Op, Plan, Tensor, VocabShard,
+    DeviceOp, Dropout, Dtype, Gate, HeadNorm, HeadNormGrads, Heads, MAXIMA, Op, Plan, Scores,
+    Tensor, VocabShard, WidthNorm,
 };
 use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
@@ -108,13 +109,13 @@ fn maxima(plan: &mut Plan) -> OpSets {
 fn quantize(plan: &mut Plan) -> OpSets {
     let (rows, cols) = sizes_of_fp8();
     let (x, y) = ((VALUE, (rows, cols)), (Dtype::E5m2, (rows, cols)));
-    let turned = (Dtype::E5m2, (cols, rows));
-    let tensors = [x, (Dtype::F32, (1, MAXIMA)), y, turned, (Dtype::F32, (1, 1))];
-    on_sets(plan, tensors, 2, |[x, maxima, y, turned, scale]| Op::Quantize {
+    let transposed = (Dtype::E5m2, (cols, rows));
+    let tensors = [x, (Dtype::F32, (1, MAXIMA)), y, transposed, (Dtype::F32, (1, 1))];
+    on_sets(plan, tensors, 2, |[x, maxima, y, transposed, scale]| Op::Quantize {
         x,
         maxima,
         y: Some(y),
-        turned: Some(turned),
+        transposed: Some(transposed),
         scale,
     })
 }
@@ -159,6 +160,7 @@ fn rms_norm(plan: &mut Plan) -> OpSets {
         y,
         stats,
         epsilon: 1e-5,
+        offset: 0.0,
     })
 }
 
@@ -174,6 +176,7 @@ fn rms_norm_backward(plan: &mut Plan) -> OpSets {
         d_x,
         add: true,
         d_gain,
+        offset: 0.0,
     })
 }
 
@@ -196,7 +199,7 @@ fn rotary(plan: &mut Plan, normed: bool) -> OpSets {
     let (.., seq_len) = sizes();
     let (tensors, heads) = rotary_tensors(seq_len);
     on_sets(plan, tensors, 4, |[qkv, table, q_gain, k_gain, raw, ..]| {
-        let norm = normed.then_some(HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 });
+        let norm = normed.then_some(HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6, offset: 0.0 });
         Op::Rotary { qkv, table, heads, starts: None, norm }
     })
 }
@@ -206,7 +209,8 @@ fn rotary_backward(plan: &mut Plan, normed: bool) -> OpSets {
     let (tensors, heads) = rotary_tensors(seq_len);
     on_sets(plan, tensors, 5, |[d_qkv, table, q_gain, k_gain, raw, d_q, d_k]| {
         let grads = HeadNormGrads { q_gain: d_q, k_gain: d_k };
-        let norm = normed.then_some((HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 }, grads));
+        let norm =
+            normed.then_some((HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6, offset: 0.0 }, grads));
         Op::RotaryBackward { d_qkv, table, heads, starts: None, norm }
     })
 }
@@ -214,13 +218,13 @@ fn rotary_backward(plan: &mut Plan, normed: bool) -> OpSets {
 fn swiglu(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let (x, y) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
-    on_sets(plan, [x, y], 1, |[x, y]| Op::SwiGlu { x, y })
+    on_sets(plan, [x, y], 1, |[x, y]| Op::SwiGlu { x, y, gate: Gate::Silu })
 }
 
 fn swiglu_backward(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let (x, d) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
-    on_sets(plan, [x, d], 2, |[x, d]| Op::SwiGluBackward { x, d })
+    on_sets(plan, [x, d], 2, |[x, d]| Op::SwiGluBackward { x, d, gate: Gate::Silu })
 }
 
 fn gelu(plan: &mut Plan) -> OpSets {
@@ -237,7 +241,7 @@ fn bias_dropout_add(plan: &mut Plan, dropout: Dropout) -> OpSets {
     let (rows, cols, ..) = sizes();
     let all = (VALUE, (rows, cols));
     on_sets(plan, [all, (VALUE, (1, cols)), all, all], 3, |[x, bias, residual, y]| {
-        Op::BiasDropoutAdd { x, bias: Some(bias), residual, y, dropout }
+        Op::BiasDropoutAdd { x, bias: Some(bias), residual, y, dropout, scale: 1.0 }
     })
 }
 
@@ -267,11 +271,22 @@ fn attention(plan: &mut Plan, group: usize, dropout: Dropout, backward: bool) ->
     let all = (count + 2 * kv_count) * (cols / count);
     let (out, qkv) = ((VALUE, (rows, cols)), (VALUE, (rows, all)));
     let lse = (Dtype::F32, (rows / seq_len * count, seq_len));
+    let scores = Scores::of(cols / count);
     on_sets(plan, [qkv, out, out, lse, qkv], 4, |[qkv, out, d_out, lse, d_qkv]| {
         if backward {
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts: None, dropout }
+            Op::AttentionBackward {
+                qkv,
+                out,
+                lse,
+                d_out,
+                d_qkv,
+                heads,
+                starts: None,
+                dropout,
+                scores,
+            }
         } else {
-            Op::Attention { qkv, out, lse, heads, starts: None, dropout }
+            Op::Attention { qkv, out, lse, heads, starts: None, dropout, scores }
         }
     })
 }
@@ -288,7 +303,16 @@ fn cross_entropy(plan: &mut Plan, pass: usize) -> OpSets {
     let op = match pass {
         0 => Op::RowMax { x: logits, y, shard },
         1 => Op::CrossEntropyStats { logits, max, targets, shard, sums },
-        _ => Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor: 1.0 },
+        _ => Op::CrossEntropyBackward {
+            logits,
+            max,
+            sums,
+            targets,
+            shard,
+            scale,
+            factor: 1.0,
+            cap: None,
+        },
     };
     let write: Vec<(Tensor, Values)> = vec![
         (targets, Box::new(move |i| (i * 7 % vocab) as f64)),

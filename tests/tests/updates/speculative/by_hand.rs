@@ -230,7 +230,7 @@ struct RankOutput {
     words: Vec<Vec<u64>>,
     seen: Vec<u64>,
     states: Vec<Vec<u32>>,
-    ahead: Vec<f64>,
+    speculation: Vec<f64>,
 }
 
 /// Tensors of the test that the optimizer does not have.
@@ -388,7 +388,7 @@ fn one_rank(
         let mut words = [0.0; control::WORDS];
         dev.read(optimizer.control(), &mut words).unwrap();
         left.words.push(words[..control::STATE_BUFFER].iter().map(|word| word.to_bits()).collect());
-        left.ahead.push(words[control::SPECULATION]);
+        left.speculation.push(words[control::SPECULATION]);
     }
     forward(dev, &mut optimizer, extra, case.until);
     dev.sync_all().unwrap();
@@ -447,15 +447,15 @@ fn whatever_the_gradients_are_the_states_are_those_of_updates_behind_the_decisio
             open[0].words.iter().map(|words| f64::from_bits(words[control::NORM])).collect();
         let spec = OptimizerSpec { clip: thresholds(&d, &norms), ..case.spec.clone() };
         let serial = ran(&case, &spec, Lanes::Inline);
-        let ahead = OptimizerSpec { speculative_fraction: ahead_fraction, ..spec };
+        let speculative = OptimizerSpec { speculative_fraction: ahead_fraction, ..spec };
         let lanes = d.of(&[Lanes::Inline, Lanes::Inline, Lanes::Threads { chaos_us: 60 }]);
-        let got = ran(&case, &ahead, lanes);
+        let got = ran(&case, &speculative, lanes);
         for (rank, (want, got)) in serial.iter().zip(&got).enumerate() {
-            let what = || format!("seed {seed}, rank {rank}, {lanes:?}, {ahead:?}: {case:?}");
+            let what = || format!("seed {seed}, rank {rank}, {lanes:?}, {speculative:?}: {case:?}");
             assert!(want.words == got.words, "words of {}", what());
             assert!(want.seen == got.seen, "parameters of {}", what());
             assert!(want.states == got.states, "states of {}", what());
-            got.ahead.iter().for_each(|ahead| became[*ahead as usize] += 1);
+            got.speculation.iter().for_each(|outcome| became[*outcome as usize] += 1);
             skipped += want.words.iter().filter(|words| words[control::SKIP] != 0).count();
         }
     }

@@ -272,7 +272,7 @@ fn drawn_runs_have_the_bits_of_serial_through_resumptions_crashes_and_other_layo
                     (words, r.skipped, r.skipped_total)
                 };
                 assert_eq!(bits(a), bits(b), "step {} of {number} of {}", a.step, what());
-                *became.entry(b.ahead as usize).or_insert(0) += 1;
+                *became.entry(b.speculation as usize).or_insert(0) += 1;
             }
             assert_eq!(want.evals, got.evals, "evaluations of {number} of {}", what());
             assert_eq!(want.hash, got.hash, "states of {number} of {}", what());

@@ -90,7 +90,7 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
         config: &config,
         built: &built,
         tokenizer,
-        beside: &model_files,
+        model_files: &model_files,
         numbers,
         max_file_bytes: args.max_shard_size,
         progress: &TerminalProgress,
@@ -127,7 +127,7 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
     let tokenizer = data::tokenizer(config)?;
     let opened = data::open(config, tokenizer.as_ref(), ReadOptions::default())?;
     let model_files = data::fitting(model_files, &args.folder, config, tokenizer.as_ref());
-    let new = NewRun::create(&args.out, config, tokenizer.as_ref(), model_files)?;
+    let new = NewRun::create(&args.out, config, tokenizer.as_ref(), model_files, 1)?;
     let stage = Stage::begin("writing the checkpoint", 0);
     let sealed = import(&folder, config, &built, &opened, new.folder())?;
     drop(stage);

@@ -206,33 +206,40 @@ pub(super) fn run_of(checkpoint: &Checkpoint) -> &Path {
     run.unwrap_or(checkpoint.path())
 }
 
-/// Run directory whose only checkpoint gets its name last, when everything else is complete.
+/// Run directory whose folder of checkpoints gets its name last, when everything is complete.
 struct NewRun {
     dir: RunDir,
+    /// The folder of checkpoints under its name until then.
+    folder: RunFolder,
     files: Vec<(&'static str, Vec<u8>)>,
     model_files: ModelFiles,
 }
 
 impl NewRun {
-    /// Creates the directory. Files that the same command left when it was killed are no obstacle.
+    /// Creates the directory of a run with `count` checkpoints. Files that the same command left when
+    /// it was killed are no obstacle.
     fn create(
         out: &Path,
         config: &Config,
         tokenizer: Option<&Tokenizer>,
         model_files: ModelFiles,
+        count: usize,
     ) -> Result<Self, CommandError> {
         let mut files = vec![(CONFIG, config.to_ron().into_bytes())];
         files.extend(tokenizer.map(|tokenizer| (TOKENIZER, tokenizer.bytes().to_owned())));
         let dir = RunDir::create_whole(out, &files)?;
-        Ok(Self { dir, files, model_files })
+        let folder = RunFolder::unfinished(dir.held(), count);
+        let folder = folder.map_err(|why| format!("{why}, or give another directory"));
+        Ok(Self { folder: folder.fail_with(code::NO_RUN_DIR)?, dir, files, model_files })
     }
 
-    /// Folder of its checkpoint.
-    fn folder(&self) -> &RunFolder {
-        self.dir.folder()
+    /// Folder for its checkpoints.
+    const fn folder(&self) -> &RunFolder {
+        &self.folder
     }
 
-    /// Writes the files, then names `checkpoints`, the one to go on from last. Returns its path.
+    /// Writes the files, names `checkpoints`, the one to go on from last, and then their folder.
+    /// Returns the path of the last one.
     fn finish(
         self,
         checkpoints: impl IntoIterator<Item = SealedCheckpoint>,
@@ -241,11 +248,13 @@ impl NewRun {
             self.dir.write_atomically(name, bytes).fail_with(code::IO)?;
         }
         self.dir.keep(self.model_files.files())?;
-        let mut newest = self.dir.folder().path();
+        let mut newest = PathBuf::new();
         for checkpoint in checkpoints {
             newest = checkpoint.publish()?;
         }
-        Ok(newest)
+        self.folder.publish().fail_with(code::IO)?;
+        let name = newest.file_name().unwrap_or_default();
+        Ok(self.dir.folder().path().join(name))
     }
 }
 

@@ -40,9 +40,9 @@ pub(super) fn run(args: &ReshardArgs, machine: &LocalMachine) -> Result<(), Comm
     let built = lay_out(&now.config, machine);
     let tokenizer = data::tokenizer_of(run_of(&from), &now.config)?;
     let model_files = ModelFiles::of_run(run_of(&from))?;
-    let new = NewRun::create(&args.out, &now.config, tokenizer.as_ref(), model_files)?;
     // The best checkpoint is the older one, and gets its name first.
     let all: Vec<&Checkpoint> = best.iter().chain([&from]).collect();
+    let new = NewRun::create(&args.out, &now.config, tokenizer.as_ref(), model_files, all.len())?;
     let stage = Stage::begin("writing the checkpoint", 0);
     let sealed = reshard(&all, &now.config, &built, new.folder())?;
     drop(stage);

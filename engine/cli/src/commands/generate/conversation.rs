@@ -45,6 +45,9 @@ pub(super) fn run(
     let mut was_interrupted = false;
     loop {
         let turn = turns.next()?;
+        if turn == Turn::Interrupt && !is_terminal {
+            return Err(CommandError::silent(code::ABORTED));
+        }
         if turn == Turn::Interrupt {
             stderr::offer(b"\n".to_vec());
             if std::mem::replace(&mut was_interrupted, true) {
@@ -67,12 +70,14 @@ pub(super) fn run(
             }
             Turn::Refused(why) => CommandError::new(code::DATA, why),
             Turn::Message(text) => match conversation.prompt(&text) {
-                Ok(prompt) => {
-                    if !conversation.answer(text, &prompt, &turns)? {
-                        return Ok(());
+                Ok(prompt) => match conversation.answer(text, &prompt, &turns)? {
+                    AnswerEnd::Unread => return Ok(()),
+                    // What sends the messages does not know that an answer is not complete.
+                    AnswerEnd::Interrupted if !is_terminal => {
+                        return Err(CommandError::silent(code::ABORTED));
                     }
-                    continue;
-                }
+                    AnswerEnd::Complete | AnswerEnd::Interrupted => continue,
+                },
                 Err(refused) => refused,
             },
         };
@@ -99,6 +104,15 @@ fn context(args: &GenerateArgs, config: &Config) -> Result<usize, CommandError> 
             Err(CommandError::new(code::USAGE, why))
         }
     }
+}
+
+/// How the printing of an answer ended.
+enum AnswerEnd {
+    Complete,
+    /// A Ctrl-C stopped the answer.
+    Interrupted,
+    /// The reader of the answers has gone.
+    Unread,
 }
 
 /// A message of the user, and its answer.
@@ -165,19 +179,19 @@ impl Conversation<'_> {
         rendered.map_err(|why| self.from.unusable(&why))
     }
 
-    /// Prints the answer to `text` as it comes, and adds both to the conversation. Returns false if
-    /// the reader of the answers has gone.
+    /// Prints the answer to `text` as it comes, and adds both to the conversation. With `--json`,
+    /// prints the answer, or the part before a Ctrl-C, as one object.
     fn answer(
         &mut self,
         text: String,
         prompt: &[i32],
         turns: &TurnReader,
-    ) -> Result<bool, CommandError> {
+    ) -> Result<AnswerEnd, CommandError> {
         let left = self.context - prompt.len();
         let tokens = self.args.tokens.unwrap_or(usize::MAX).min(left);
         let sampling = Sampling { tokens, ..self.sampling.clone() };
         let (mut answer, shown) = (TextProgress::default(), !self.args.json);
-        let mut printed = Ok(true);
+        let (mut printed, mut is_interrupted) = (Ok(true), false);
         let mut emit = |piece: Piece<'_>| {
             match piece {
                 Piece::Prompt(_) => {}
@@ -191,9 +205,13 @@ impl Conversation<'_> {
                     (answer.end, answer.tokens) = (Some(end), tokens.to_vec());
                 }
             }
-            matches!(printed, Ok(true)) && !turns.was_interrupted()
+            is_interrupted |= turns.was_interrupted();
+            matches!(printed, Ok(true)) && !is_interrupted
         };
         let reused = self.generator.extend(prompt, &sampling, &mut emit)?;
+        if answer.end.is_none() {
+            answer.tokens = self.generator.tokens_from(prompt.len()).to_vec();
+        }
         tracing::debug!("{reused} of {} of the prompt were known", counted(prompt.len(), "token"));
         if shown && matches!(printed, Ok(true)) {
             printed = print_piece(b"\n");
@@ -206,7 +224,11 @@ impl Conversation<'_> {
         }
         let answer = String::from_utf8_lossy(&answer.bytes).into_owned();
         self.past.push(Exchange { message: text, answer });
-        printed
+        Ok(match printed? {
+            _ if is_interrupted => AnswerEnd::Interrupted,
+            true => AnswerEnd::Complete,
+            false => AnswerEnd::Unread,
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Reads the user's turns of a conversation from the standard input: a person at a terminal, or a
 //! pipe.
 
+use super::super::signals::is_ignored;
 use super::super::{CommandError, code};
 use super::LONGEST_PROMPT;
 use crate::report::stderr;
@@ -65,7 +66,7 @@ enum Line {
 #[derive(Debug)]
 pub(super) struct TurnReader {
     is_terminal: bool,
-    /// True after a Ctrl-C at a terminal.
+    /// True after a Ctrl-C.
     interrupted: Arc<AtomicBool>,
     requests: Sender<()>,
     lines: Receiver<io::Result<Line>>,
@@ -74,11 +75,12 @@ pub(super) struct TurnReader {
 }
 
 impl TurnReader {
-    /// Reads the standard input. If it is a terminal, a Ctrl-C no longer ends the process, unless it
-    /// is the second one before anybody has noticed the first.
+    /// Reads the standard input. A Ctrl-C no longer ends the process, unless it is the second one
+    /// before anybody has noticed the first. A Ctrl-C that is ignored, as in the background of a
+    /// script, stays ignored.
     pub(super) fn open() -> io::Result<Self> {
         let (is_terminal, interrupted) = (io::stdin().is_terminal(), Arc::<AtomicBool>::default());
-        if is_terminal {
+        if !is_ignored(SIGINT) {
             let aborted = i32::from(code::ABORTED);
             register_conditional_shutdown(SIGINT, aborted, Arc::clone(&interrupted))?;
             register(SIGINT, Arc::clone(&interrupted))?;
@@ -148,15 +150,15 @@ impl TurnReader {
             self.is_waiting = true;
         }
         loop {
-            match self.lines.recv_timeout(LOOK_UP) {
-                Ok(line) => {
-                    self.is_waiting = false;
-                    return line;
-                }
-                Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
-                Err(RecvTimeoutError::Timeout) if self.was_interrupted() => {
+            let received = self.lines.recv_timeout(LOOK_UP);
+            self.is_waiting &= received.is_err();
+            match received {
+                // The program that sends the lines may have got the Ctrl-C, too, and have ended.
+                Ok(_) | Err(RecvTimeoutError::Timeout) if self.was_interrupted() => {
                     return Ok(Line::Interrupt);
                 }
+                Ok(line) => return line,
+                Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }

@@ -140,7 +140,8 @@ impl Session<'_> {
         let loss = watch.last.map_or(f64::NAN, |last| last.loss);
         let validation = watch.validation.filter(|(step, ..)| *step == outcome.step);
         let validation = validation.map_or_else(String::new, |(_, loss, whole)| {
-            let part = if whole { "the whole held-out part" } else { "a part of what is held out" };
+            let part =
+                if whole { "the whole validation set" } else { "a part of the validation set" };
             format!(", {loss:.4} over {part}")
         });
         let steps = counted(config.train.steps, "step");
@@ -159,7 +160,7 @@ impl Session<'_> {
         });
         let compared = self.compared(outcome);
         let skipped = watch.last.map_or(0, |last| last.skipped_total);
-        let ahead = match watch.ahead {
+        let speculation = match watch.speculation {
             [0, 0, 0] => String::new(),
             [no, committed, redone] => format!(
                 "\nupdates ahead of the decision: {committed} committed, {redone} redone, {no} not tried"
@@ -174,7 +175,7 @@ impl Session<'_> {
             ),
         };
         self.say(&format!(
-            "\n{ended} in {} ({} in training, {}tok/s), {skipped} skipped{ahead}{verified}\n\
+            "\n{ended} in {} ({} in training, {}tok/s), {skipped} skipped{speculation}{verified}\n\
              loss    {loss:.4} {unit} in the last step{validation}{compared}{state}{files}",
             clock(seconds),
             clock(watch.train_seconds),

@@ -140,9 +140,31 @@ impl PreparedRun {
 }
 
 impl PreparedRun {
+    /// Checks the disk, the directory, the checkpoint to continue from, and the weights to start from,
+    /// as [`open`](Self::open) does, and changes nothing.
+    pub(super) fn look(&self, args: &TrainArgs) -> Result<(), CommandError> {
+        let (loaded, built, mode) = (&self.loaded, &self.built, self.mode);
+        let dir = args.run_dir.as_deref();
+        check_disk(loaded, built, dir, mode)?;
+        self.weights_of_a_first_step(args)?;
+        RunDir::check(dir, &loaded.config.name, mode)?;
+        let from = match (mode, dir) {
+            (RunMode::Fork, dir) => RunDir::source(dir)?,
+            (RunMode::Resume, Some(dir)) => dir.to_owned(),
+            (RunMode::Resume, None) => return Err(RunDirError::NeedsDirectory(mode).into()),
+            (RunMode::Fresh | RunMode::Overwrite, _) => return Ok(()),
+        };
+        let tokenizer = self.tokenizer.as_ref();
+        let start = resume::start(&from, None, loaded, built, &self.data, tokenizer, mode)?;
+        if start.is_none() {
+            pretrained(&loaded.config, &built.decoder)?;
+        }
+        Ok(())
+    }
+
     /// Opens the weights of a folder for a run without steps, and reads all of them once, so that a
     /// refused folder leaves no run directory.
-    pub(super) fn weights_of_a_first_step(
+    fn weights_of_a_first_step(
         &self,
         args: &TrainArgs,
     ) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {

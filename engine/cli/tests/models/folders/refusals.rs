@@ -342,9 +342,13 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
         )
         .unwrap();
         fs::write(folder.path("chats.jsonl"), "{}\n").unwrap();
-        let said = refused(&folder, (what, code), &[text, "1 error in a.ron"]);
-        assert!(!said.stderr.contains("tokenizer.json or"), "{what}:\n{}", said.stderr);
-        assert!(what == "positions" || !said.stderr.contains("mend"), "{what}:\n{}", said.stderr);
+        let output = refused(&folder, (what, code), &[text, "1 error in a.ron"]);
+        assert!(!output.stderr.contains("tokenizer.json or"), "{what}:\n{}", output.stderr);
+        assert!(
+            what == "positions" || !output.stderr.contains("mend"),
+            "{what}:\n{}",
+            output.stderr
+        );
     }
     // If the folder is a model, the missing tokenizer is the error.
     let folder = model("chat");

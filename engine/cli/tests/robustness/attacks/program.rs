@@ -49,8 +49,13 @@ pub(crate) struct ProgramEnd {
 impl fmt::Display for ProgramEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seconds, memory) = (self.time.as_secs_f64(), self.memory >> 20);
-        let said: String = self.stderr.chars().take(300).collect();
-        write!(f, "exit {}, {seconds:.1} s, {memory} MiB: {}", self.code, said.replace('\n', " / "))
+        let output: String = self.stderr.chars().take(300).collect();
+        write!(
+            f,
+            "exit {}, {seconds:.1} s, {memory} MiB: {}",
+            self.code,
+            output.replace('\n', " / ")
+        )
     }
 }
 

@@ -80,7 +80,7 @@ fn one(folder: &Folder, line: &str, word: &str, findings: &mut Findings) {
     // The run continues in its present place.
     let place = if folder.path("away/config.ron").exists() { "away" } else { "run" };
     let is_lost = line.starts_with("mv run gone");
-    let (mut said, mut second_code) = (first.stderr.clone(), 0);
+    let (mut message, mut second_code) = (first.stderr.clone(), 0);
     if !is_lost {
         // The planted folder is removed, as by a user who reads the refusal.
         if line.starts_with("mv run/checkpoints") {
@@ -92,7 +92,7 @@ fn one(folder: &Folder, line: &str, word: &str, findings: &mut Findings) {
             format!("train tiny.ron -q --run-dir {place} {SETS} --set train.steps={end} --resume");
         let second = folder.attempt(&line);
         findings.look_at(&format!("{case}, resumed"), &second);
-        said += &second.stderr;
+        message += &second.stderr;
         second_code = second.code;
         remove(&folder.path("straight"));
         let straight = folder.attempt(&format!(
@@ -103,10 +103,13 @@ fn one(folder: &Folder, line: &str, word: &str, findings: &mut Findings) {
             findings.blame(&case, "does not go on to the same end", &second);
         }
     }
-    if !said.contains(word) {
+    if !message.contains(word) {
         findings.add(
             &case,
-            &format!("nobody says `{word}` (exit {} and {second_code}): {said:.300}", first.code),
+            &format!(
+                "nobody says `{word}` (exit {} and {second_code}): {message:.300}",
+                first.code
+            ),
         );
     }
 }

@@ -24,7 +24,7 @@ fn steps(folder: &Folder) -> Vec<u64> {
 fn metrics_that_are_removed_or_replaced_under_a_run_are_whole_at_its_end() {
     let folder = Folder::new();
     other_run(&folder);
-    for (line, said, lost) in [
+    for (line, message, lost) in [
         (
             "rm run/metrics.jsonl run/events.*",
             "it was removed under the run; it is written again",
@@ -46,7 +46,7 @@ fn metrics_that_are_removed_or_replaced_under_a_run_are_whole_at_its_end() {
             "{line}: {}",
             done.stderr
         );
-        assert!(done.stderr.contains(said), "{line}: {}", done.stderr);
+        assert!(done.stderr.contains(message), "{line}: {}", done.stderr);
         assert_eq!(steps(&folder), (lost + 1..=8).collect::<Vec<_>>(), "{line}");
         let more = ["--resume", "-q", "--set", "train.steps=9", "--set", "schedule.decay_steps=8"];
         let more = more.into_iter().chain(SETS[1..].iter().flat_map(|set| ["--set", set]));
@@ -117,7 +117,7 @@ fn a_checkpoint_that_cannot_be_read_is_reported_and_neither_renamed_nor_passed_o
     let to_file =
         "a symbolic link, which onebox does not follow here: put the file itself in its place";
     let to_folder = "step-00000004: it is a symbolic link to ../../kept, which onebox does not follow here: put the directory itself";
-    for (what, plant, said) in [
+    for (what, plant, message) in [
         ("", "ln -s ../../kept", to_folder),
         ("/MANIFEST", "mkfifo", "MANIFEST: not a regular file"),
         ("/MANIFEST", "ln -s ../../../kept", to_file),
@@ -128,7 +128,7 @@ fn a_checkpoint_that_cannot_be_read_is_reported_and_neither_renamed_nor_passed_o
         folder.shell(&format!("mv {at} kept && {plant} {at}")).ok();
         resume().refused(
             74,
-            &[said, "nothing is set aside", "move it away to go on from the one before"],
+            &[message, "nothing is set aside", "move it away to go on from the one before"],
         );
         folder
             .onebox(&["checkpoint", "verify", "run"])
@@ -183,8 +183,8 @@ fn a_hint_that_cannot_be_written_is_said_once_and_stops_nothing() {
     let sets = ["train.steps=6", "train.eval_every=0", "train.checkpoint_every=1"];
     let plant = ["sh:rm -f run/checkpoints/latest; mkdir run/checkpoints/latest"];
     let done = strike_during_run(&folder, (FaultPoint::Step, 2), &plant, &sets).ok();
-    let said = "cannot write run/checkpoints/latest: Is a directory";
-    assert_eq!(done.stderr.matches(said).count(), 1, "{}", done.stderr);
+    let message = "cannot write run/checkpoints/latest: Is a directory";
+    assert_eq!(done.stderr.matches(message).count(), 1, "{}", done.stderr);
     assert!(!folder.path("run/checkpoints/.latest.tmp").exists());
     folder.write_letters();
     let sets = [&OVERFLOWING[..], &["train.steps=40", "train.rollbacks=1000"]].concat();

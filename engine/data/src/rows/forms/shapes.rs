@@ -150,15 +150,15 @@ fn a_message_that_is_marked_is_no_target_of_all_targets() {
 #[test]
 fn a_row_of_a_base_model_has_no_place_for_messages() {
     let none = ChatColumns::default();
-    let refused = |row: Json, said: &str| {
+    let refused = |row: Json, message: &str| {
         let why = shown(&row, &none, ChatTargets::Answers, true).unwrap_err();
-        assert!(why.contains(said), "{row}\n{said}\n{why}");
+        assert!(why.contains(message), "{row}\n{message}\n{why}");
     };
     let chat = json!([turn("user", "a"), turn("assistant", "b")]);
-    let said = "it has messages, and the model has no chat template that writes them";
-    refused(json!({ "messages": chat }), said);
-    refused(json!({ "conversations": [{ "from": "human", "value": "a" }] }), said);
-    refused(json!({ "prompt": [chat[0]], "completion": [chat[1]] }), said);
+    let message = "it has messages, and the model has no chat template that writes them";
+    refused(json!({ "messages": chat }), message);
+    refused(json!({ "conversations": [{ "from": "human", "value": "a" }] }), message);
+    refused(json!({ "prompt": [chat[0]], "completion": [chat[1]] }), message);
     refused(
         json!({ "question": "a", "answer": "b", "system": "c" }),
         "it has `system`, and the model",
@@ -176,7 +176,7 @@ fn a_row_of_a_base_model_has_no_place_for_messages() {
 #[test]
 fn what_may_be_meant_in_two_ways_is_refused_with_the_remedy() {
     let chat = json!([turn("user", "a"), turn("assistant", "b")]);
-    for (row, names, said) in [
+    for (row, names, expected) in [
         (
             json!({ "problem": "a", "solution": "b", "answer": "c" }),
             &[][..],
@@ -249,7 +249,7 @@ fn what_may_be_meant_in_two_ways_is_refused_with_the_remedy() {
     ] {
         match shown(&row, &columns(names), ChatTargets::Answers, false) {
             Ok((text, _)) => panic!("taken: {row}\n{text}"),
-            Err(why) => assert!(why.contains(said), "{row}\n{said}\n{why}"),
+            Err(why) => assert!(why.contains(expected), "{row}\n{expected}\n{why}"),
         }
     }
     // A column that the config names decides, and other rows have one of the keys alone.
@@ -257,7 +257,8 @@ fn what_may_be_meant_in_two_ways_is_refused_with_the_remedy() {
     let (text, unread) =
         shown(&row, &columns(&[("output", "solution")]), ChatTargets::Answers, false).unwrap();
     assert!(text.ends_with("assistant\n[b<|im_end|>]\n"), "{text}");
-    assert_eq!(unread.keys, ["`answer`", "`context`"].map(str::to_owned).into());
+    // An empty context has nothing to read.
+    assert_eq!(unread.keys, ["`answer`"].map(str::to_owned).into());
     let row = json!({ "problem": "a", "solution": "", "answer": "c", "question": null });
     let (text, _) = shown(&row, &ChatColumns::default(), ChatTargets::Answers, false).unwrap();
     assert!(text.ends_with("assistant\n[c<|im_end|>]\n"), "{text}");
@@ -299,18 +300,19 @@ fn a_prompt_of_messages_has_its_answer_in_any_column_of_answers() {
     ]);
     assert_eq!(document(&json!({ "prompt": shared, "response": "d" }), &[]), expected);
 
-    let refused = |row: Json, is_base: bool, said: &str| match shown(
+    let refused = |row: Json, is_base: bool, message: &str| match shown(
         &row,
         &ChatColumns::default(),
         ChatTargets::Answers,
         is_base,
     ) {
         Ok((text, _)) => panic!("taken: {row}\n{text}"),
-        Err(why) => assert!(why.contains(said), "{row}\n{said}\n{why}"),
+        Err(why) => assert!(why.contains(message), "{row}\n{message}\n{why}"),
     };
     for key in ["input", "context", "history"] {
-        let said = format!("it has `{key}` beside `prompt`, which is a list of messages: write it");
-        refused(json!({ "prompt": prompt, "response": "d", key: "e" }), false, &said);
+        let message =
+            format!("it has `{key}` beside `prompt`, which is a list of messages: write it");
+        refused(json!({ "prompt": prompt, "response": "d", key: "e" }), false, &message);
     }
     let row = json!({ "prompt": prompt, "response": "d" });
     refused(row, true, "it has messages, and the model has no chat template that writes them");

@@ -41,10 +41,10 @@ fn turn(role: &str, content: &str) -> Json {
 /// Checks that each row is refused in these words.
 fn refused(template: &str, all: &[(Json, &str)]) {
     with_template(template, |rows| {
-        for (row, said) in all {
+        for (row, expected) in all {
             match rows.document(&row.to_string()) {
                 Ok(_) => panic!("taken: {row}"),
-                Err(why) => assert!(why.contains(said), "{row}\n{said}\n{why}"),
+                Err(why) => assert!(why.contains(expected), "{row}\n{expected}\n{why}"),
             }
         }
     });
@@ -81,15 +81,15 @@ fn a_key_that_says_what_is_learned_is_obeyed_or_refused() {
         for (value, shown) in
             [(json!(0.5), "0.5"), (json!(-1), "-1"), (json!("no"), "\"no\""), (json!([]), "[]")]
         {
-            let said =
+            let expected =
                 format!("message 2: it has `{key}` {shown}, and onebox learns a message whole");
-            all.push((with("assistant", key, value), said.leak()));
+            all.push((with("assistant", key, value), expected.leak()));
         }
         for role in ["user", "system", "tool"] {
-            let said = format!(
+            let expected = format!(
                 "message 2: it has `{key}` true, and onebox learns what the assistant says, not the role `{role}`"
             );
-            all.push((with(role, key, json!(true)), said.leak()));
+            all.push((with(role, key, json!(true)), expected.leak()));
         }
     }
     refused(PLAIN, &all);
@@ -327,7 +327,7 @@ fn arguments_take_the_form_that_the_template_reads() {
                     assert!(why.contains("give the JSON of the object as a text"), "{why}");
                 }
             }
-            for (bad, said) in [
+            for (bad, expected) in [
                 (
                     json!("{\"b\":"),
                     "message 2: call 1 of `tool_calls`: `arguments` is a text, and that is no JSON",
@@ -336,7 +336,7 @@ fn arguments_take_the_form_that_the_template_reads() {
                 (json!(3), "`arguments` is a number, not an object"),
             ] {
                 let why = text(&bad).unwrap_err();
-                assert!(why.contains(said), "{why}");
+                assert!(why.contains(expected), "{why}");
             }
         });
     }
@@ -359,7 +359,7 @@ fn arguments_take_the_form_that_the_template_reads() {
 #[test]
 fn faulty_calls_are_named() {
     let encodes = CALLS.replace("ARGUMENTS", "{{- c.function.arguments | tojson }}");
-    let said = |more: Json| {
+    let row_with = |more: Json| {
         let mut message = json!({ "role": "assistant", "content": "b" });
         message.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         json!({ "messages": [turn("user", "a"), message] })
@@ -370,18 +370,21 @@ fn faulty_calls_are_named() {
     refused(
         &encodes,
         &[
-            (said(json!({ "tool_calls": "[]" })), "message 2: `tool_calls` is a text, not a list"),
             (
-                said(json!({ "tool_calls": [3] })),
+                row_with(json!({ "tool_calls": "[]" })),
+                "message 2: `tool_calls` is a text, not a list",
+            ),
+            (
+                row_with(json!({ "tool_calls": [3] })),
                 "call 1 of `tool_calls`: it is a number, not an object",
             ),
             (
-                said(json!({ "tool_calls": [{ "function": 3 }] })),
+                row_with(json!({ "tool_calls": [{ "function": 3 }] })),
                 "`function` is a number, not an object",
             ),
-            (said(json!({ "tool_calls": [{ "function": {} }] })), "it has no `name`"),
+            (row_with(json!({ "tool_calls": [{ "function": {} }] })), "it has no `name`"),
             (
-                said(
+                row_with(
                     json!({ "tool_calls": [{ "function": function }], "function_call": function }),
                 ),
                 "it has `tool_calls` and the older `function_call`",
@@ -390,9 +393,13 @@ fn faulty_calls_are_named() {
             (shared("3"), "`function` is a number, not an object"),
         ],
     );
+    let plain = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}\
+        {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
+    let call = row_with(json!({ "content": null, "function_call": function }));
+    refused(plain, &[(call, "message 2 calls a tool and has no text: take a chat template that")]);
     // An empty list and null mean that a message has no calls.
     with_template(&encodes, |rows| {
-        let row = |more: Json| rows.document(&said(more).to_string()).unwrap();
+        let row = |more: Json| rows.document(&row_with(more).to_string()).unwrap();
         assert_eq!(row(json!({ "tool_calls": [] })), row(json!({})));
         assert_eq!(row(json!({ "tool_calls": null, "function_call": null })), row(json!({})));
     });

@@ -85,9 +85,9 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest 
         }
         _ => fixed,
     };
-    let apart = work.apart.filter(|_| !has_epilogues(gpu, work));
+    let separate_op = work.separate_op.filter(|_| !has_epilogues(gpu, work));
     let fixed = fixed
-        + apart.map_or(0.0, |(name, bytes)| {
+        + separate_op.map_or(0.0, |(name, bytes)| {
             KERNEL_GAP + bytes as f64 * gpu.passes_2020(name) / memory
         });
     ResourceRequest { fixed, amounts, ..ResourceRequest::default() }

@@ -2,7 +2,7 @@
 
 use super::{near, pair, rank_of, record};
 use crate::sim::{Hardware, simulate};
-use device::{Arena, Dtype, Lane, Op, Plan};
+use device::{Arena, Dtype, Lane, Op, Plan, Scores};
 use std::sync::Arc;
 
 /// Seconds of attention forward and backward: 1024 tokens, and 16 query heads of 128 columns.
@@ -22,12 +22,25 @@ fn seconds_of_attention(
     let d_qkv = plan.tensor(on_device, "d_qkv", dtype, all);
     let heads = device::Heads { count, kv_count, first: 0, total: count, seq_len: tokens };
     let dropout = device::Dropout { p: 0.0, key: 0, first_row: 0 };
+    let scores = Scores::of(dim);
     let program = record(rank_of(1, 1), &Arc::new(plan), |d| {
         [qkv, d_out].into_iter().try_for_each(|t| d.write(t, &|_| 0.0))?;
         d.begin_step(1);
-        d.submit(Lane::Compute, Op::Attention { qkv, out, lse, heads, starts: None, dropout });
-        let backward =
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts: None, dropout };
+        d.submit(
+            Lane::Compute,
+            Op::Attention { qkv, out, lse, heads, starts: None, dropout, scores },
+        );
+        let backward = Op::AttentionBackward {
+            qkv,
+            out,
+            lse,
+            d_out,
+            d_qkv,
+            heads,
+            starts: None,
+            dropout,
+            scores,
+        };
         d.submit(Lane::Compute, backward);
         d.sync_all()
     });

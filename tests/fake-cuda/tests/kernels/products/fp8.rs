@@ -17,10 +17,16 @@ fn conversions(mut rig: Rig, of: Dtype, shape @ (rows, cols): (usize, usize)) {
     let outputs = formats.map(|to| [rig.out(to, (rows, cols)), rig.out(to, (cols, rows))]);
     let mut pair = rig.open();
     pair.check_exact(&Op::Maxima { x, maxima });
-    for [y, turned] in outputs {
-        pair.check_exact(&Op::Quantize { x, maxima, y: Some(y), turned: None, scale });
-        pair.check_exact(&Op::Quantize { x, maxima, y: None, turned: Some(turned), scale });
-        pair.check_exact(&Op::Quantize { x, maxima, y: Some(y), turned: Some(turned), scale });
+    for [y, transposed] in outputs {
+        pair.check_exact(&Op::Quantize { x, maxima, y: Some(y), transposed: None, scale });
+        pair.check_exact(&Op::Quantize { x, maxima, y: None, transposed: Some(transposed), scale });
+        pair.check_exact(&Op::Quantize {
+            x,
+            maxima,
+            y: Some(y),
+            transposed: Some(transposed),
+            scale,
+        });
     }
 }
 
