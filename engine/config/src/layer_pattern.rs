@@ -1,6 +1,5 @@
 //! Kinds of layers as letters.
 
-use super::ModelConfig;
 use super::reading::{Complaint, Declaration, KeyDefault, Section, quoted};
 
 /// Letter of layers with full attention.
@@ -62,29 +61,6 @@ pub(crate) fn shortest(letters: &[char]) -> String {
     // Every list repeats after its own length.
     let period = (1..letters.len()).find(repeats).unwrap_or(letters.len());
     letters[..period].iter().collect()
-}
-
-impl ModelConfig {
-    /// Letters of the layers, one for each layer.
-    pub fn layer_letters(&self) -> impl Iterator<Item = char> {
-        self.layer_pattern.chars().cycle().take(self.layers)
-    }
-
-    /// The same model for samples of `seq_len` tokens: windows that hold a whole sample are none.
-    #[must_use]
-    pub fn for_samples(&self, seq_len: usize) -> Self {
-        let mut model = Self { seq_len, ..self.clone() };
-        let holds_sample = model.window.is_some_and(|window| window >= seq_len);
-        if holds_sample && model.window_rope == model.rope {
-            let full = |letter| if letter == WINDOWED { FULL } else { letter };
-            model.layer_pattern = shortest(&model.layer_letters().map(full).collect::<Vec<_>>());
-        }
-        if !model.layer_pattern.contains(WINDOWED) {
-            model.window = None;
-            model.window_rope = model.rope.clone();
-        }
-        model
-    }
 }
 
 #[cfg(test)]

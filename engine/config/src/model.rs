@@ -1,7 +1,7 @@
 //! Keys of the network.
 
 use super::declare::{choice, section};
-use super::layer_pattern::WINDOWED;
+use super::layer_pattern::{FULL, WINDOWED, shortest};
 use super::reading::{Interval, KeyDefault, Section};
 use super::rope::{MOST_POSITIONS, RopeConfig, RopeDefaults};
 use serde::Serialize;
@@ -171,6 +171,29 @@ section! {
 
 /// Allowed factors of activations.
 const SCALE: Interval = Interval::above(0.0, 1e6);
+
+impl ModelConfig {
+    /// Letters of the layers, one for each layer.
+    pub fn layer_letters(&self) -> impl Iterator<Item = char> {
+        self.layer_pattern.chars().cycle().take(self.layers)
+    }
+
+    /// The same model for samples of `seq_len` tokens: windows that hold a whole sample are none.
+    #[must_use]
+    pub fn for_samples(&self, seq_len: usize) -> Self {
+        let mut model = Self { seq_len, ..self.clone() };
+        let holds_sample = model.window.is_some_and(|window| window >= seq_len);
+        if holds_sample && model.window_rope == model.rope {
+            let full = |letter| if letter == WINDOWED { FULL } else { letter };
+            model.layer_pattern = shortest(&model.layer_letters().map(full).collect::<Vec<_>>());
+        }
+        if !model.layer_pattern.contains(WINDOWED) {
+            model.window = None;
+            model.window_rope = model.rope.clone();
+        }
+        model
+    }
+}
 
 choice! {
     /// Initial parameters of a run with `model.from`.
