@@ -168,6 +168,35 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_a_config_are_those_of_the_decoder() {
+        let of = |keys: &str| architecture(&model(keys), Dtype::F32);
+        let gemma = of(
+            "norm_offset: true, norm_place: Around, gate: Gelu, qk_norm: true, attention_scale: 0.5, \
+            score_cap: 50.0, logit_cap: 30.0, residual_scale: 0.22, logit_scale: 0.0625, tied: true",
+        );
+        assert_eq!((gemma.norm_offset, gemma.norm_place), (1.0, NormPlace::Around));
+        assert_eq!((gemma.gate, gemma.qk_norm), (Some(Gate::Gelu), Some(QkNorm::Heads)));
+        let scales = (gemma.attention_scale, gemma.score_cap, gemma.logit_cap);
+        assert_eq!(scales, (Some(0.5), Some(50.0), Some(30.0)));
+        assert_eq!((gemma.residual_scale, gemma.logit_scale, gemma.tied), (0.22, 0.0625, true));
+        let olmo = of("norm_place: After, qk_norm: true, qk_norm_width: true");
+        assert_eq!((olmo.norm_place, olmo.qk_norm), (NormPlace::After, Some(QkNorm::Width)));
+        let llama = of("");
+        let expected = Architecture {
+            rms_norm: true,
+            learned_positions: false,
+            joined_qkv: false,
+            qkv_bias: false,
+            proj_bias: false,
+            gate: Some(Gate::Silu),
+            tied: false,
+            scaled_residuals: false,
+            ..Architecture::GPT2
+        };
+        assert_eq!(llama, expected);
+    }
+
+    #[test]
     fn a_kind_is_made_once_for_its_layers() {
         let m = model("layer_pattern: \"WWF\", window: 8, window_rope: (theta: 7.0)");
         let LayerKinds { kinds, layer_kinds } = layer_kinds(&m, 64);
