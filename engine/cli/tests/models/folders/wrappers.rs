@@ -9,8 +9,7 @@ use std::fs;
 /// Makes a wrapper of `m`, with tensors of a vision tower in another type, under the names of version
 /// 4 (`old`) or 5 of transformers.
 fn wrap(folder: &Folder, old: bool) {
-    let inner: Value = serde_json::from_str(&folder.read("m/config.json")).unwrap();
-    let mut inner = inner;
+    let mut inner: Value = serde_json::from_str(&folder.read("m/config.json")).unwrap();
     inner.as_object_mut().unwrap().remove("architectures");
     let config = json!({
         "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "dtype": "bfloat16",
@@ -91,12 +90,10 @@ fn an_export_of_a_wrapper_has_the_other_parts_as_they_were() {
                 .filter(|tensor| tensor.0.contains("vision"))
                 .for_each(|tensor| tensor.2[0] ^= 1);
         });
-        let refused =
-            export("run", "changed").refused(66, &["vision_model.head.weight` has other bytes"]);
-        assert!(!refused.stderr.contains("panicked"));
+        export("run", "changed").refused(74, &["vision_model.head.weight` has other bytes"]);
         fs::rename(folder.path("m"), folder.path("moved")).unwrap();
         let parts = ["2 tensors of", "the folder is not there", "model.from/untrained.json"];
-        export("run", "gone").refused(66, &parts);
+        export("run", "gone").refused(74, &parts);
         assert!(!folder.path("changed").exists() && !folder.path("gone").exists());
     }
 }
@@ -112,7 +109,7 @@ fn random_weights_of_a_wrapper_are_exported_as_a_decoder_alone() {
     let config: Value = serde_json::from_str(&folder.read("out/config.json")).unwrap();
     assert_eq!(config["architectures"], json!(["Gemma3ForCausalLM"]));
     assert_eq!(config["eos_token_id"], json!([1, 6]));
-    assert_eq!(other_parts(&folder, "out/model.safetensors"), []);
+    assert!(other_parts(&folder, "out/model.safetensors").is_empty());
     // Another class around the decoder is refused.
     set(&folder, "architectures", json!(["Gemma3ForSequenceClassification"]));
     folder.onebox(&["config", "check", "a.ron"]).refused(78, &["`architectures` is"]);
