@@ -95,7 +95,7 @@ mod tests {
             let all: String = model.layer_letters().collect();
             assert_eq!(all, written.repeat(7)[..7]);
         }
-        for (written, said) in [
+        for (written, message) in [
             ("WWWWWWWF", "it has 8 letters, and `model.layers` is 7"),
             ("", "expected the letters"),
             ("WX", "expected the letters `F`, `W` and `N`"),
@@ -103,7 +103,7 @@ mod tests {
             let set = format!("model.layer_pattern=\"{written}\"");
             let sets = ["model.family=Llama", "model.layers=7", "model.window=4", set.as_str()];
             let why = loaded(LEAST, &sets).unwrap_err().to_string();
-            assert!(why.contains(said), "{written}: {why}");
+            assert!(why.contains(message), "{written}: {why}");
         }
     }
 

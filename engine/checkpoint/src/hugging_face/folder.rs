@@ -263,7 +263,7 @@ impl Folder {
         let rows: BTreeMap<&str, usize> =
             params.iter().map(|param| (param.name.as_str(), param.global.0)).collect();
         let place = |param: &&Param| {
-            let joined = Joined::of(names, param, &rows);
+            let joined = RowPlace::of(names, param, &rows);
             self.place(names, tied, param, &joined, &strange)
         };
         let places = params.iter().map(place).collect::<Result<Vec<_>, _>>()?;
@@ -283,7 +283,7 @@ impl Folder {
         names: Names,
         tied: bool,
         param: &Param,
-        joined: &Joined,
+        joined: &RowPlace,
         strange: &[&ForeignTensor],
     ) -> Result<TensorPlace, FolderError> {
         let ((theirs, transposed), shape) = (names.foreign(&param.name), param.global);
@@ -414,14 +414,14 @@ impl Folder {
 }
 
 /// Place of a parameter among the parameters whose rows are one tensor of the folder.
-struct Joined {
+struct RowPlace {
     /// Number of the parameter's first row in the tensor.
     first: usize,
     /// Number of rows of the tensor.
     rows: usize,
 }
 
-impl Joined {
+impl RowPlace {
     /// The place of `param`; `rows` are those of all parameters by name.
     fn of(names: Names, param: &Param, rows: &BTreeMap<&str, usize>) -> Self {
         let all = names.joined(&param.name);

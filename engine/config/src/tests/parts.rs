@@ -119,7 +119,7 @@ fn lists_of_factors_are_read_or_refused_with_their_key() {
     let scaling = with("short_factors: [1, 1, 1, 1], long_factors: [1, 1.5, 2, 4]").unwrap();
     let RopeScaling::LongRope { long_factors, .. } = scaling else { panic!() };
     assert_eq!(long_factors, [1.0, 1.5, 2.0, 4.0]);
-    for (lists, said) in [
+    for (lists, message) in [
         ("short_factors: [1, 1, 1, 1]", "model.rope.scaling.long_factors"),
         (
             "short_factors: 1, long_factors: [1, 1, 1, 1]",
@@ -129,6 +129,6 @@ fn lists_of_factors_are_read_or_refused_with_their_key() {
         ("short_factors: [x, 1, 1, 1], long_factors: [1, 1, 1, 1]", "expected a number, found `x`"),
     ] {
         let why = with(lists).unwrap_err().to_string();
-        assert!(why.contains(said), "{lists}: {why}");
+        assert!(why.contains(message), "{lists}: {why}");
     }
 }

@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_family_is_refused_for_the_parts_that_onebox_lacks() {
         let experts = "it has a mixture of experts, which onebox lacks";
-        for (config, said) in [
+        for (config, message) in [
             (json!({ "model_type": "qwen3_moe", "num_experts": 128 }), experts),
             (json!({ "model_type": "mixtral" }), experts),
             (json!({ "model_type": "gpt_oss", "num_local_experts": 32 }), experts),
@@ -297,7 +297,7 @@ mod tests {
             (json!({}), "`model_type` is missing"),
         ] {
             let why = refused(config.clone());
-            assert!(why.contains(said), "{config}: {why}");
+            assert!(why.contains(message), "{config}: {why}");
         }
     }
 }

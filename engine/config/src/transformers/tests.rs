@@ -90,7 +90,7 @@ fn gemma3_has_two_kinds_of_layers_with_their_positions() {
     // A window that holds all positions stays, since the positions of its layers differ.
     let wide = read(&with(&gemma3(), json!({ "sliding_window": 32_768 })));
     assert_eq!((wide.model.layer_pattern.as_str(), wide.model.window), ("WWF", Some(32_768)));
-    for (more, said) in [
+    for (more, message) in [
         (json!({ "attn_logit_softcapping": 50.0 }), "its class caps no scores"),
         (json!({ "use_bidirectional_attention": true }), "tokens do not see later ones"),
         (json!({ "hidden_activation": "silu" }), "gates of a Gemma are GELU"),
@@ -120,7 +120,7 @@ fn gemma3_has_two_kinds_of_layers_with_their_positions() {
         ),
     ] {
         let why = refused(&with(&gemma3(), more.clone()));
-        assert!(why.contains(said), "{more}: {why}");
+        assert!(why.contains(message), "{more}: {why}");
     }
 }
 
@@ -150,7 +150,7 @@ fn a_wrapped_gemma3_has_the_defaults_of_its_class() {
         let text = with(&wrapped["text_config"], more);
         with(&wrapped, json!({ "text_config": text }))
     };
-    for (config, said) in [
+    for (config, message) in [
         (inner(json!({ "final_logit_softcapping": 30.0 })), "caps no logits"),
         (inner(json!({ "hidden_size": "x" })), "`text_config`: `hidden_size` is \"x\""),
         (inner(json!({ "quantization_config": { "bits": 4 } })), "weights must be numbers"),
@@ -164,7 +164,7 @@ fn a_wrapped_gemma3_has_the_defaults_of_its_class() {
         ),
     ] {
         let why = refused(&config);
-        assert!(why.contains(said), "{said}: {why}");
+        assert!(why.contains(message), "{message}: {why}");
     }
 }
 
@@ -401,7 +401,7 @@ fn phi4_mini_turns_a_part_of_each_head() {
     });
     let new = with(&without(&mini, "rope_scaling"), json!({ "rope_parameters": with(&new, more) }));
     assert_eq!(read(&new).model, m);
-    for (more, said) in [
+    for (more, message) in [
         (
             json!({ "partial_rotary_factor": 1.0 }),
             "`short_factor` has 3 numbers, and a head has 4 pairs",
@@ -416,7 +416,7 @@ fn phi4_mini_turns_a_part_of_each_head() {
         (json!({ "full_attn_mod": 2 }), "`full_attn_mod` is 2"),
     ] {
         let why = refused(&with(&mini, more.clone()));
-        assert!(why.contains(said), "{more}: {why}");
+        assert!(why.contains(message), "{more}: {why}");
     }
 }
 
