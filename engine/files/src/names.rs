@@ -47,6 +47,9 @@ pub const FILES: [&str; 12] = [
     "tekken.json",
 ];
 
+/// File in the same folder that names the tensors which the run does not train, and their folder.
+pub const UNTRAINED: &str = "untrained.json";
+
 /// The folder of checkpoints in a run's directory.
 pub const CHECKPOINTS: &str = "checkpoints";
 
