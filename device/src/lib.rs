@@ -16,6 +16,7 @@
 //! 6. [`numerics`], [`random`]: arithmetic that is the same everywhere;
 //! 7. [`cuda`]: streams, launches, NCCL; the kernels are in `cuda/kernels`;
 //! 8. [`recorder`], [`warm`]: count, list or collect ops (the simulator is in `engine/predict`);
+//!    [`lockstep`]: compare two devices, op by op;
 //! 9. `error`: all errors.
 
 // Files are opened, created, read and renamed by the crate `files`.
@@ -50,7 +51,7 @@ pub use ranks::rank_state::collectives::message_bytes;
 pub use ranks::trace::{Span, Trace};
 pub use submit::device::{Activity, Device, Rank};
 pub use submit::device::{AdmittedOp, Executor};
-pub use submit::{recorder, warm};
+pub use submit::{lockstep, recorder, warm};
 pub use tensor::{Arena, Cargo, Copies, Dtype, Entry, Plan, Pool, Tensor};
 pub use threads::panics;
 pub use threads::thread_team::{Divisible, ThreadTeam};

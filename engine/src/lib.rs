@@ -9,6 +9,7 @@ mod append_file;
 pub mod dry_run;
 pub mod memory;
 pub mod metrics;
+pub mod proof;
 pub mod run;
 pub mod run_dir;
 mod step;

@@ -307,15 +307,24 @@ impl MetricsWriter {
     }
 }
 
-/// Seconds of the median step in a `metrics.jsonl`. The first two steps are a warm-up and do not
-/// count. `None` if there is no other step.
-pub fn median_step(text: &str) -> Option<f64> {
+/// Seconds of the steps in a `metrics.jsonl`, in their order. The first two steps of a run are a warm-up
+/// and are left out.
+pub fn step_seconds(text: &str) -> Vec<f64> {
     let step = |line: &str| {
         let line: Value = serde_json::from_str(line).ok()?;
         let is_step = line["kind"] == "step" && line["step"].as_u64()? > 2;
         is_step.then(|| line["step_seconds"].as_f64()).flatten()
     };
-    median(text.lines().filter_map(step))
+    text.lines().filter_map(step).collect()
+}
+
+/// The config of the last start in a `metrics.jsonl`; `None` if it has none.
+pub fn config_of(text: &str) -> Option<Value> {
+    let config = |line: &str| {
+        let mut line: Value = serde_json::from_str(line).ok()?;
+        (line["kind"] == "config").then(|| line["config"].take())
+    };
+    text.lines().rev().find_map(config)
 }
 
 /// Step and loss of every complete line of a step. The loss is NaN if it was not finite.

@@ -41,7 +41,7 @@ use checkpoint::rollback::RollbackHistory;
 use config::{Config, WeightsPolicy};
 use crossbeam_channel::RecvTimeoutError;
 use data::Dataset;
-use device::cuda::Peers;
+use device::cuda::{MatmulSelection, Peers};
 use device::{Arena, Communicator, Device, Error, Rank};
 use layout::build::RankLayout;
 use layout::placement::Places;
@@ -63,6 +63,8 @@ pub(crate) struct Ranks<'a> {
     pub(crate) world: Arc<Communicator>,
     /// Connections between the ranks on real GPUs.
     pub(crate) peers: Arc<Peers>,
+    /// How real GPUs select the algorithms of matmuls.
+    pub(crate) matmuls: MatmulSelection,
     pub(crate) places: Places,
     pub(crate) stop: StopSignal,
     /// Whether a checkpoint holds the last states of an interrupted run.
@@ -134,6 +136,7 @@ pub fn train(
             None => Communicator::new(tp, dp, timeout),
         },
         peers: Arc::new(Peers::new(tp * dp)),
+        matmuls: options.matmul_selection(config),
         stop: StopSignal::new(Arc::clone(&options.stop)),
         checkpointed: AtomicBool::new(false),
         evaluated: AtomicBool::new(false),
@@ -296,7 +299,7 @@ impl Ranks<'_> {
             trainer(self.config, self.layout, self.data, &self.rollback_history, rank);
         self.reach(rank, FaultPoint::Opened, 0);
         if let Some(saver) = &self.saver {
-            saver.open(&dev, &trainer)?;
+            saver.open(&dev, &trainer, &self.matmuls)?;
         }
         dev.write(self.layout.barrier, &|_| 0.0)?;
         let states = debug_span!("load").in_scope(|| self.load_states(&dev, &mut trainer));

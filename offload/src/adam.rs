@@ -3,7 +3,9 @@
 //! bytes per parameter with 16-bit gradients and fp32 states.
 
 use crate::control;
-use crate::update::{Noise, OutOfPlaceUpdate, Rule, TileNoise, Update, traffic, update};
+use crate::update::{
+    Noise, OutOfPlaceUpdate, Rule, TileNoise, TrafficLoop, Update, traffic, update,
+};
 use device::cuda::Program;
 use device::{
     DeviceTask, Divisible, Dtype, HostContext, HostTask, KernelArg, KernelCall, Mode, Tensor,
@@ -129,21 +131,23 @@ impl DeviceTask for DeviceUpdate {
 
 /// The loads and stores of a tile without its arithmetic, to measure a lower bound of its time.
 #[derive(Debug)]
-pub struct TrafficTile(
+pub struct TrafficTile {
     /// The tile; its states are nonsense after a run.
-    pub AdamTile,
-);
+    pub tile: AdamTile,
+    /// The loop over its traffic.
+    pub by: TrafficLoop,
+}
 
 impl HostTask for TrafficTile {
     fn name(&self) -> &'static str {
         "traffic_tile"
     }
     fn accesses(&self, visit: &mut dyn FnMut(Mode, Tensor)) {
-        self.0.accesses(visit);
+        self.tile.accesses(visit);
     }
     fn run(&self, _: u64, host: &mut HostContext<'_>) -> Result<(), String> {
-        self.0.parallel_for_each(host, self.0.master.len() >= STREAMED, |piece| {
-            traffic(piece);
+        self.tile.parallel_for_each(host, true, |piece| {
+            traffic(piece, self.by);
             Ok(())
         })
     }
@@ -154,7 +158,7 @@ impl AdamTile {
         &self,
         host: &mut HostContext<'_>,
         streams: bool,
-        work: UpdateFn,
+        work: impl Fn(Update<'_>) -> Result<(), String> + Sync,
     ) -> Result<(), String> {
         let words = host.read_as::<f64>(self.control)?;
         let whole = self.whole(words, [self.master, self.momentum, self.variance], host)?;
@@ -201,8 +205,6 @@ pub(crate) fn parallel_for<T: Divisible>(
 
 /// Smallest number of parameters of a tile whose stores bypass the caches.
 const STREAMED: usize = 1 << 18;
-
-type UpdateFn = fn(Update<'_>) -> Result<(), String>;
 
 /// The update is elementwise, so the cut changes no bit.
 impl Divisible for Update<'_> {

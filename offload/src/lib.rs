@@ -81,4 +81,4 @@ pub use speculation::{
 };
 pub use start::{ParameterSource, StatePosition, StateSource, StopCheck};
 pub use state::{State, Storage};
-pub use update::{NoiseRun, Rule, TileNoise};
+pub use update::{NoiseRun, Rule, StoreKind, TileNoise, TrafficLoop};

@@ -19,6 +19,7 @@ pub(crate) use out_of_place::{
 };
 pub use rules::Rule;
 pub(crate) use traffic::traffic;
+pub use traffic::{StoreKind, TrafficLoop};
 
 use crate::control;
 use device::numerics::SimdPath;

@@ -337,13 +337,7 @@ impl DecoderShape {
         let inner = self.ffn_hidden as f64 * if gated { 3.0 } else { 2.0 };
         let linears = l * c * (2.0 * q + 2.0 * kv + inner) + self.vocab as f64 * c;
         // Twice the mean number of keys of a query: T without a window.
-        let keys = |layer| {
-            let tokens = self.seq_len as f64;
-            self.scores(layer).window.map_or(tokens, |window| {
-                let window = window as f64;
-                window * (2.0 - window / tokens)
-            })
-        };
+        let keys = |layer| 2.0 * self.scores(layer).pairs(self.seq_len) / self.seq_len as f64;
         6.0 * linears + 6.0 * (0..self.layers).map(keys).sum::<f64>() * q
     }
 

@@ -25,12 +25,18 @@ mod collectives;
 mod lanes;
 #[path = "cuda/lost.rs"]
 mod lost;
+#[path = "cuda/matmuls.rs"]
+mod matmuls;
 #[path = "cuda/matrix.rs"]
 mod matrix;
 #[path = "cuda/memory.rs"]
 mod memory;
 #[path = "cuda/processes.rs"]
 mod processes;
+#[path = "cuda/proof.rs"]
+mod proof;
+#[path = "cuda/room.rs"]
+mod room;
 
 const CASE: &str = "ONEBOX_CUDA_CASE";
 /// Longest time of a case: a longer case hangs. With `ONEBOX_FULL` the limit is ten times as long.
@@ -96,7 +102,8 @@ const UNFRIENDLY: [(&str, &str); 4] = [
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
-    let mut cases = CASES.iter().chain(attention::CASES);
+    let others = [attention::CASES, matmuls::CASES, proof::CASES, room::CASES].concat();
+    let mut cases = CASES.iter().chain(&others);
     let (_, run) = cases.find(|(name, _)| *name == case).expect("a case");
     run();
     println!("case {case} done");
@@ -111,7 +118,8 @@ fn on_a_real_gpu() -> bool {
 /// uses the machine's driver, and skips cases whose settings only the fake driver knows.
 fn under_fake(case: &str, environment: &[(&str, &str)]) {
     let real = on_a_real_gpu();
-    let of_fake_driver = ["FAKECUDA_FAIL", "FAKECUDA_MEMORY", "FAKECUDA_QUEUE"];
+    let of_fake_driver =
+        ["FAKECUDA_FAIL", "FAKECUDA_MEMORY", "FAKECUDA_QUEUE", "FAKECUDA_ALGORITHMS"];
     if real && environment.iter().any(|(name, _)| of_fake_driver.contains(name)) {
         println!("{case}: skipped on a real GPU");
         return;

@@ -6,6 +6,8 @@ use super::libraries::{LibraryFile, LoadedLibrary, library_functions, load};
 use crate::Dtype;
 use cudarc::cublaslt::sys::{self, cublasStatus_t, cudaDataType_t};
 use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::rc::Rc;
 use std::sync::OnceLock;
 
 /// File names of the library, in the order of attempts.
@@ -50,6 +52,16 @@ library_functions!(Functions {
         c_int,
         *mut sys::cublasLtMatmulHeuristicResult_t,
         *mut c_int,
+    ) -> cublasStatus_t;
+    cublasLtMatmulAlgoCheck: fn(
+        RawHandle,
+        RawDescription,
+        RawLayout,
+        RawLayout,
+        RawLayout,
+        RawLayout,
+        *const sys::cublasLtMatmulAlgo_t,
+        *mut sys::cublasLtMatmulHeuristicResult_t,
     ) -> cublasStatus_t;
     cublasLtMatmul: fn(
         RawHandle,
@@ -164,12 +176,38 @@ pub(super) struct MatmulShape {
     pub(super) d: Operand,
     pub(super) bias: Option<Dtype>,
     pub(super) step: Step,
+    /// Number of multiprocessors for which the library chooses; `None`: all.
+    pub(super) processors: Option<u32>,
 }
 
 impl MatmulShape {
     /// Whether its operands have scales.
     pub(super) const fn is_fp8(&self) -> bool {
         self.a.dtype.is_fp8()
+    }
+}
+
+impl fmt::Display for Operand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { dtype, rows, cols, transposed, align } = self;
+        let turned = if *transposed { "t" } else { "" };
+        write!(f, "{dtype:?} {rows}x{cols}{turned} {align}")
+    }
+}
+
+/// Types, rows x columns (`t`: transposed) and alignments of a, b and d, then bias and step. Stored
+/// choices have this text: if it changes, runs choose anew.
+impl fmt::Display for MatmulShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { a, b, d, bias, step, processors } = self;
+        write!(f, "{a}, {b}, {d}")?;
+        if let Some(bias) = bias {
+            write!(f, ", bias {bias:?}")?;
+        }
+        if *step != Step::None {
+            write!(f, ", {step:?}")?;
+        }
+        processors.map_or(Ok(()), |number| write!(f, ", {number} multiprocessors"))
     }
 }
 
@@ -247,18 +285,38 @@ impl Drop for Description {
     }
 }
 
-/// A shape with its algorithm.
-pub(super) struct Product {
+/// A matmul as the library describes it.
+struct Problem {
     description: Description,
     a: Layout,
     b: Layout,
     d: Layout,
+}
+
+/// A shape with its algorithm.
+pub(super) struct Product {
+    problem: Rc<Problem>,
     algorithm: sys::cublasLtMatmulAlgo_t,
     workspace: usize,
 }
 
-impl std::fmt::Debug for Product {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+/// Most algorithms that a search returns.
+pub(super) const MOST_ALGORITHMS: usize = 8;
+
+/// An algorithm of the library as numbers, for the same version of the library on the same GPU.
+pub(super) type AlgorithmWords = [u64; 8];
+
+/// A result that the library fills. Zero is a valid value of every field.
+const UNFILLED: sys::cublasLtMatmulHeuristicResult_t = sys::cublasLtMatmulHeuristicResult_t {
+    algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+    workspaceSize: 0,
+    state: cublasStatus_t::CUBLAS_STATUS_SUCCESS,
+    wavesCount: 0.0,
+    reserved: [0; 4],
+};
+
+impl fmt::Debug for Product {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Product").field("workspace", &self.workspace).finish_non_exhaustive()
     }
 }
@@ -274,15 +332,9 @@ fn data_type(dtype: Dtype) -> Result<cudaDataType_t, String> {
     }
 }
 
-impl Product {
-    /// Looks for an algorithm that needs at most `workspace` bytes. `None` if the library has no
-    /// such algorithm. `at` has example addresses.
-    pub(super) fn new(
-        handle: &Handle,
-        shape: &MatmulShape,
-        at: Addresses,
-        workspace: usize,
-    ) -> Result<Option<Self>, String> {
+impl Problem {
+    /// Describes the matmul of a shape. `at` has example addresses: searches depend on alignments.
+    fn new(shape: &MatmulShape, at: Addresses) -> Result<Self, String> {
         use sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let mut raw = std::ptr::null_mut();
@@ -294,7 +346,6 @@ impl Product {
         description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &transposed(&shape.a))?;
         description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &transposed(&shape.b))?;
         description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue(shape))?;
-        // The search depends on alignments.
         description.set_addresses(at)?;
         if shape.is_fp8() {
             // Moves sums to fp32 registers at intervals; otherwise Hopper keeps about 14 bits.
@@ -308,43 +359,103 @@ impl Product {
             let dtype = data_type(bias)? as i32;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
         }
+        if let Some(processors) = shape.processors {
+            let processors = processors as i32;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &processors)?;
+        }
         let (a, b, d) = (Layout::new(&shape.a)?, Layout::new(&shape.b)?, Layout::new(&shape.d)?);
+        Ok(Self { description, a, b, d })
+    }
+}
+
+impl Product {
+    /// Looks for the library's first `most` algorithms that need at most `workspace` bytes, in the
+    /// order of its heuristic. The list is empty if the library has none. `at` has example
+    /// addresses.
+    pub(super) fn search(
+        handle: &Handle,
+        shape: &MatmulShape,
+        at: Addresses,
+        workspace: usize,
+        most: usize,
+    ) -> Result<Vec<Self>, String> {
+        const CALL: &str = "cublasLtMatmulAlgoGetHeuristic";
+        let problem = Rc::new(Problem::new(shape, at)?);
         let preference = preference(shape, workspace)?;
-        // The library fills this struct. Zero is a valid value of every field.
-        let mut found = sys::cublasLtMatmulHeuristicResult_t {
-            algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
-            workspaceSize: 0,
-            state: cublasStatus_t::CUBLAS_STATUS_SUCCESS,
-            wavesCount: 0.0,
-            reserved: [0; 4],
-        };
-        let mut count = 0;
+        let (mut found, mut count) = ([UNFILLED; MOST_ALGORITHMS], 0);
+        let most = most.min(found.len());
         let functions = functions()?;
-        // SAFETY: all arguments are alive, and the library writes one result.
+        // SAFETY: all arguments are alive, and the library writes at most `most` results.
         let status = unsafe {
             (functions.cublasLtMatmulAlgoGetHeuristic)(
                 handle.0,
-                description.0,
-                a.0,
-                b.0,
-                d.0,
-                d.0,
+                problem.description.0,
+                problem.a.0,
+                problem.b.0,
+                problem.d.0,
+                problem.d.0,
                 preference.0,
-                1,
-                &raw mut found,
+                most as c_int,
+                found.as_mut_ptr(),
                 &raw mut count,
             )
         };
         if status == cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        check("cublasLtMatmulAlgoGetHeuristic", status)?;
-        if count == 0 {
-            return Ok(None);
+        check(CALL, status)?;
+        let found = &found[..usize::try_from(count).unwrap_or(0).min(most)];
+        let is_usable = |result: &&sys::cublasLtMatmulHeuristicResult_t| {
+            result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS
+        };
+        let product = |result: &sys::cublasLtMatmulHeuristicResult_t| Self {
+            problem: Rc::clone(&problem),
+            algorithm: result.algo,
+            workspace: result.workspaceSize,
+        };
+        let products: Vec<Self> = found.iter().filter(is_usable).map(product).collect();
+        match found.first() {
+            Some(first) if products.is_empty() => check(CALL, first.state).map(|()| products),
+            _ => Ok(products),
         }
-        check("cublasLtMatmulAlgoGetHeuristic", found.state)?;
-        let (algorithm, workspace) = (found.algo, found.workspaceSize);
-        Ok(Some(Self { description, a, b, d, algorithm, workspace }))
+    }
+
+    /// The matmul of a shape by an algorithm that an earlier search has found. `at` has example
+    /// addresses.
+    ///
+    /// # Errors
+    /// The library cannot use the algorithm for the shape, or it needs more than `workspace` bytes.
+    pub(super) fn stored(
+        handle: &Handle,
+        shape: &MatmulShape,
+        at: Addresses,
+        workspace: usize,
+        words: AlgorithmWords,
+    ) -> Result<Self, String> {
+        let problem = Rc::new(Problem::new(shape, at)?);
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: words };
+        let mut found = UNFILLED;
+        call!(cublasLtMatmulAlgoCheck(
+            handle.0,
+            problem.description.0,
+            problem.a.0,
+            problem.b.0,
+            problem.d.0,
+            problem.d.0,
+            &raw const algorithm,
+            &raw mut found,
+        ))?;
+        check("cublasLtMatmulAlgoCheck", found.state)?;
+        let needed = found.workspaceSize;
+        if needed > workspace {
+            return Err(format!("it needs {needed} bytes of workspace, {workspace} are there"));
+        }
+        Ok(Self { problem, algorithm, workspace: needed })
+    }
+
+    /// The algorithm as numbers.
+    pub(super) const fn words(&self) -> AlgorithmWords {
+        self.algorithm.data
     }
 
     /// Enqueues the matmul.
@@ -355,21 +466,22 @@ impl Product {
         at: Addresses,
         workspace: u64,
     ) -> Result<(), String> {
-        self.description.set_addresses(at)?;
+        let Problem { description, a, b, d } = &*self.problem;
+        description.set_addresses(at)?;
         let (alpha, beta) = (1.0f32, f32::from(u8::from(at.add)));
         call!(cublasLtMatmul(
             handle.0,
-            self.description.0,
+            description.0,
             (&raw const alpha).cast(),
             at.a as *const c_void,
-            self.a.0,
+            a.0,
             at.b as *const c_void,
-            self.b.0,
+            b.0,
             (&raw const beta).cast(),
             at.d as *const c_void,
-            self.d.0,
+            d.0,
             at.d as *mut c_void,
-            self.d.0,
+            d.0,
             &raw const self.algorithm,
             workspace as *mut c_void,
             self.workspace,

@@ -43,21 +43,23 @@ const GATHERED: usize = 2;
 /// A rank's communicators: TP, DP.
 pub(super) type NcclCommunicators = [Option<Arc<NcclCommunicator>>; 2];
 
-/// Makes the communicators of `rank`. Blocks until the peers make theirs.
+/// Makes the communicators of `rank` with at most `ctas` blocks (TP, DP; 0: no bound). Blocks until
+/// the peers make theirs.
 pub(super) fn connect(
     rank: Rank,
     world: &Communicator,
     peers: &Peers,
     gpu: usize,
+    ctas: [u32; 2],
 ) -> Result<NcclCommunicators, Error> {
     let failed = |problem| Error::GpuSetup { rank: rank.index(), gpu, problem };
-    let one = |group| {
+    let one = |group: Group| {
         let (me, size) = rank.within(group);
         if size == 1 {
             return Ok(None);
         }
         let id = meet_for_id(rank, world, peers, group)?.map_err(failed)?;
-        let made = communicator(rank, world, gpu, id, me, size);
+        let made = communicator(rank, world, gpu, id, (me, size), ctas[group as usize]);
         let gone = || given_up(rank, world);
         made.map_err(failed)?.map(|made| Some(Arc::new(made))).ok_or_else(gone)
     };
@@ -158,21 +160,22 @@ fn await_all(
     Ok(true)
 }
 
-/// Creates a communicator in a separate thread. The library blocks until all ranks have called it,
+/// Creates the communicator of a member of a group (`place`: its number, and the group's size) in a
+/// separate thread. The library blocks until all ranks have called it,
 /// even after a failure, so the thread may stay blocked. `None` if another rank has failed.
 fn communicator(
     rank: Rank,
     world: &Communicator,
     gpu: usize,
     id: nccl::Id,
-    me: usize,
-    size: usize,
+    place: (usize, usize),
+    ctas: u32,
 ) -> Result<Option<NcclCommunicator>, String> {
     let (sender, made) = std::sync::mpsc::channel();
     let make = move || {
         let bound = Context::of(gpu).and_then(|context| context.bind());
         let made =
-            bound.map_err(|e| e.to_string()).and_then(|()| NcclCommunicator::new(id, me, size));
+            bound.map_err(|e| e.to_string()).and_then(|()| NcclCommunicator::new(id, place, ctas));
         let _ = sender.send(made);
     };
     let thread = std::thread::Builder::new().name(format!("connect {}", rank.index()));

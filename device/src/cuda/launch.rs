@@ -243,8 +243,8 @@ fn values(tensors: &[Tensor]) -> Result<u64, String> {
     }
 }
 
-/// What a kernel adds to the gains of a norm with offset `offset`: -0 for 0, since a sum with -0 has
-/// the bits of the gain.
+/// The number that a kernel adds to the gains of a norm: -0 for an offset of 0, since x + -0 has the
+/// bits of x.
 const fn added(offset: f32) -> f32 {
     if offset == 0.0 { -0.0 } else { offset }
 }

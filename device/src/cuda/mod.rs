@@ -17,26 +17,33 @@ mod host;
 mod launch;
 mod libraries;
 mod marks;
+mod matmul_choices;
+mod matmul_timing;
 mod memory;
 mod nccl;
 mod nvrtc;
 mod open;
 mod pace;
 mod probe;
+mod products;
 mod progress;
 mod rank_access;
 mod scratch;
 mod timeline;
+mod verdict;
 mod watchdog;
 
 pub use gpu_overhead::{GpuMemory, GpuOverhead, STREAMS_PER_RANK, connected, look};
 pub use launch::{Program, WIDEST_HEAD};
 pub use libraries::LibraryFile;
+pub use matmul_choices::{MatmulChoices, MatmulSelection, TimedSelection};
 pub use memory::Peers;
 pub use memory::{page_tables, pinned_bytes};
 pub use open::{AttentionLibrary, Collectives, CudaOptions, open};
 pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe, try_compiler};
+pub use products::LEAVE_ROOM_SINCE;
 pub use scratch::{attention_workspace, device_bytes, gains_scratch, norm_scratch};
+pub use verdict::{is_proven, keep_proven, stack};
 
 /// Items for tests that run the kernels on an emulator.
 #[doc(hidden)]
@@ -50,7 +57,7 @@ pub mod testing {
 }
 
 use crate::op::lane::{Clock, join};
-use crate::op::{CollectiveKind, CollectiveOp, Product};
+use crate::op::{CollectiveKind, CollectiveOp};
 use crate::ranks::queue::Queue;
 use crate::ranks::rank_state::RankState;
 use crate::{
@@ -69,6 +76,7 @@ use launch::Launch;
 use marks::{Marks, PendingWait, STREAMS};
 use memory::Peer;
 use pace::Pace;
+use products::OverlapTracker;
 use progress::Progress;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -88,6 +96,11 @@ struct Gpu {
     peer: Arc<Peer>,
     peers: Arc<Peers>,
     sm: u32,
+    /// Number of multiprocessors.
+    processors: u32,
+    /// Multiprocessors of TP and DP collectives that matmuls leave free.
+    ctas: [u32; 2],
+    overlap: Cell<OverlapTracker>,
     /// Address and bytes of the kernels' scratch.
     scratch: (u64, u64),
     // Kernels and matmuls are dropped before the streams of their context, and streams before the
@@ -172,7 +185,7 @@ impl Gpu {
             Op::Zero { x } => {
                 stream.zero(self.peer.at(x), x.bytes()).map_err(|e| self.failed(op, &e))
             }
-            Op::Gemm { .. } | Op::ScaledGemm { .. } => self.gemm(op, stream),
+            Op::Gemm { .. } | Op::ScaledGemm { .. } => self.gemm(op, stream, self.spared()),
             _ => match op.op.collective() {
                 Some(of) => self.collective(op, of, stream),
                 None => match (&self.attention, AttentionOp::of(&op.op)) {
@@ -214,21 +227,6 @@ impl Gpu {
             }),
         };
         done.map_err(|e| self.failed(op, &e))
-    }
-
-    fn gemm(&self, op: &AdmittedOp, stream: &Stream) -> Result<(), Error> {
-        let Some(gemm) = &Product::of(&op.op) else { return Err(self.refused(op, "no product")) };
-        let at = |t: Tensor| self.peer.at(t);
-        let done = self.blas.borrow_mut().gemm(stream, gemm, &at);
-        let fused = done.map_err(|problem| self.library_failed(op, stream, &problem))?;
-        if let Some(bias) = gemm.bias.filter(|_| !gemm.takes_bias()) {
-            let launch = launch::add_bias(gemm.c, bias, &at);
-            if let Some(launch) = launch.map_err(|problem| self.refused(op, &problem))? {
-                self.launch(op, stream, &launch)?;
-            }
-        }
-        let separate_op = gemm.epilogue.separate_op(gemm.a, gemm.c).filter(|_| !fused);
-        separate_op.map_or(Ok(()), |separate_op| self.kernels(op, stream, &separate_op))
     }
 
     /// Launches the kernels of `work`, which is `op` or a part of it.
@@ -330,7 +328,10 @@ impl Gpu {
             match op.op.collective() {
                 Some(of) => self.warm_up_sum(op, of, self.stream(op.lane))?,
                 None if matches!(op.op, Op::Copy { .. } | Op::Zero { .. }) => {}
-                None => self.enqueue(op)?,
+                None => {
+                    self.enqueue(op)?;
+                    self.warm_up_beside_collectives(op)?;
+                }
             }
         }
         for lane in &Lane::ALL[..STREAMS] {
@@ -362,6 +363,7 @@ impl Gpu {
 impl Executor for Gpu {
     fn submit(&self, op: AdmittedOp) {
         self.history.remember(&op);
+        self.track(|overlap| overlap.submit(&op));
         if op.lane == Lane::Host {
             if op.op.group().is_some_and(|group| self.rank().within(group).1 > 1) {
                 self.host_met.set(op.tick);
@@ -399,6 +401,7 @@ impl Executor for Gpu {
     }
 
     fn wait(&self, lane: Lane, event: &Event) {
+        self.track(|overlap| overlap.wait(lane, event));
         if lane == Lane::Host {
             let mut clock = self.host_after.get();
             join(&mut clock, &event.clock);
@@ -411,6 +414,7 @@ impl Executor for Gpu {
     }
 
     fn sync(&self, lane: Lane, tick: u64) -> Result<(), Error> {
+        self.track(|overlap| overlap.sync(lane, tick));
         if !self.host.world.failed()
             && let Err(failure) = self.tell_ends()
         {

@@ -6,7 +6,7 @@ use super::launch::DeviceElements;
 use super::libraries::{LibraryFile, LoadedLibrary};
 use crate::op::CollectiveKind;
 use crate::{Dtype, Reduction};
-use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
+use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -30,11 +30,16 @@ type Combine = unsafe extern "C" fn(
     RawStream,
 ) -> Code;
 
+type InitRankConfig =
+    unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> Code;
+
 struct Functions {
     loaded: LoadedLibrary,
     get_version: unsafe extern "C" fn(*mut c_int) -> Code,
     get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Code,
     comm_init_rank: unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int) -> Code,
+    /// Missing before 2.14.
+    comm_init_rank_config: Option<InitRankConfig>,
     comm_abort: unsafe extern "C" fn(ncclComm_t) -> Code,
     comm_destroy: unsafe extern "C" fn(ncclComm_t) -> Code,
     comm_get_async_error: unsafe extern "C" fn(ncclComm_t, *mut Code) -> Code,
@@ -81,6 +86,8 @@ fn functions_of(library: LoadedLibrary) -> Result<Functions, String> {
         get_version: symbol!(c"ncclGetVersion"),
         get_unique_id: symbol!(c"ncclGetUniqueId"),
         comm_init_rank: symbol!(c"ncclCommInitRank"),
+        // SAFETY: the field has the type of NCCL's header.
+        comm_init_rank_config: unsafe { library.function(c"ncclCommInitRankConfig") }.ok(),
         comm_abort: symbol!(c"ncclCommAbort"),
         comm_destroy: symbol!(c"ncclCommDestroy"),
         comm_get_async_error: symbol!(c"ncclCommGetAsyncError"),
@@ -164,6 +171,26 @@ fn data_type(dtype: Dtype) -> ncclDataType_t {
     }
 }
 
+/// First version of the library whose communicators have a bound of blocks.
+const BOUNDED_SINCE: i32 = 21_700;
+
+/// Settings of a communicator with at most `ctas` blocks. `NCCL_MAX_CTAS` precedes them.
+const fn bounded(ctas: u32) -> ncclConfig_t {
+    // The header's value of settings that the library chooses.
+    const UNDEFINED: c_int = c_int::MIN;
+    ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: 0xcafe_beef,
+        version: BOUNDED_SINCE.cast_unsigned(),
+        blocking: UNDEFINED,
+        cgaClusterSize: UNDEFINED,
+        minCTAs: UNDEFINED,
+        maxCTAs: ctas as c_int,
+        netName: std::ptr::null(),
+        splitShare: UNDEFINED,
+    }
+}
+
 /// One rank's end of a group. The rank's thread enqueues, and a watchdog may abort.
 #[derive(Debug)]
 pub(super) struct NcclCommunicator {
@@ -176,10 +203,22 @@ pub(super) struct NcclCommunicator {
 }
 
 impl NcclCommunicator {
-    /// Creates a communicator. Blocks until all ranks of the group have called it.
-    pub(super) fn new(id: Id, me: usize, size: usize) -> Result<Self, String> {
+    /// Creates a communicator of member `me` of a group of `size`, with at most `ctas` blocks on the
+    /// GPU (0: no bound). Blocks until all ranks of the group have called it. A library before 2.17
+    /// knows no bound.
+    pub(super) fn new(id: Id, (me, size): (usize, usize), ctas: u32) -> Result<Self, String> {
         let mut raw: ncclComm_t = std::ptr::null_mut();
-        call!(comm_init_rank(&raw mut raw, size as c_int, id, me as c_int))?;
+        let (ranks, rank) = (size as c_int, me as c_int);
+        let is_bounded = ctas > 0 && version()? >= BOUNDED_SINCE;
+        match functions()?.comm_init_rank_config.filter(|_| is_bounded) {
+            Some(init) => {
+                let mut config = bounded(ctas);
+                // SAFETY: out-pointers are to locals; the library copies the settings.
+                let code = unsafe { init(&raw mut raw, ranks, id, rank, &raw mut config) };
+                check(functions()?, "comm_init_rank_config", code)?;
+            }
+            None => call!(comm_init_rank(&raw mut raw, ranks, id, rank))?,
+        }
         Ok(Self { raw: AtomicPtr::new(raw.cast()), busy: Mutex::new(()), me, size })
     }
 

@@ -10,8 +10,10 @@ use super::history::History;
 use super::host::HostLane;
 use super::launch::Program;
 use super::marks::{Marks, STREAMS};
+use super::matmul_choices::MatmulSelection;
 use super::memory::{Arrangement, Peer, Peers};
 use super::pace::Pace;
+use super::products::collective_ctas;
 use super::progress::Progress;
 use super::timeline::Timeline;
 use super::watchdog::Watchdog;
@@ -60,6 +62,8 @@ pub struct CudaOptions {
     pub collectives: Collectives,
     /// The library that computes attention.
     pub attention: AttentionLibrary,
+    /// How the algorithms of matmuls are selected; all ranks of a process share it.
+    pub matmuls: MatmulSelection,
     /// Largest scratch of an op in bytes, see [`device_bytes`](super::device_bytes).
     pub scratch: u64,
     /// Settings of the Host lane.
@@ -136,7 +140,7 @@ impl GpuOpener<'_> {
         let marks = Marks::new().map_err(made).map_err(short)?;
         let paces = (0..STREAMS).map(|_| Pace::new()).collect::<Result<_, _>>();
         let paces = paces.map_err(made).map_err(short)?;
-        let communicators = self.communicators(&context, &own, count).map_err(short)?;
+        let communicators = self.communicators((&context, sm), &own, count).map_err(short)?;
         let streams = streams(&context, own, &communicators, self.rank).map_err(made)?;
         let own = &streams[STREAMS];
         let device = self.device_memory(&context, arrangement.bytes, own)?;
@@ -157,6 +161,7 @@ impl GpuOpener<'_> {
         let (work, threads) = (self.options.work.clone(), true);
         let host = RankState::new(self.rank, host_memory, self.plan, self.world, work, threads);
         let host = Arc::new(host);
+        let by_nccl = communicators.is_some();
         let transport = self.transport(&host, &context, communicators)?;
         let timeline = Timeline::of(&host, own);
         let queue = Arc::new(Queue::new(self.options.work.jobs));
@@ -174,6 +179,9 @@ impl GpuOpener<'_> {
             peer,
             peers: Arc::clone(&self.options.peers),
             sm,
+            processors: driver::device_processors(gpu).map_err(made)?,
+            ctas: if by_nccl { collective_ctas(sm, self.rank) } else { [0; 2] },
+            overlap: Cell::default(),
             scratch,
             kernels: RefCell::new(kernels),
             blas: RefCell::new(blas),
@@ -191,7 +199,11 @@ impl GpuOpener<'_> {
             queue,
             thread: Some(thread),
         };
-        gpu.warm_up(&self.options.warm_up.ops)?;
+        let ops = &self.options.warm_up.ops;
+        match &self.options.matmuls {
+            MatmulSelection::Heuristic => gpu.warm_up(ops)?,
+            MatmulSelection::Timed(selection) => gpu.warm_up_timed(ops, selection)?,
+        }
         self.zero(&gpu)?;
         Ok(gpu)
     }
@@ -273,7 +285,7 @@ impl GpuOpener<'_> {
     /// NCCL's communicators, connected and warm, if NCCL is used.
     fn communicators(
         &self,
-        context: &Arc<Context>,
+        (context, sm): (&Arc<Context>, u32),
         stream: &Stream,
         gpus: usize,
     ) -> Result<Option<NcclCommunicators>, Error> {
@@ -290,7 +302,7 @@ impl GpuOpener<'_> {
             if self.rank.index() == 0 {
                 tracing::info!("collectives by NCCL");
             }
-            return self.connected(context, stream).map(Some);
+            return self.connected(context, stream, collective_ctas(sm, self.rank)).map(Some);
         };
         if self.world.has_remote_ranks() {
             let problem = format!(
@@ -309,11 +321,12 @@ impl GpuOpener<'_> {
         &self,
         context: &Arc<Context>,
         stream: &Stream,
+        ctas: [u32; 2],
     ) -> Result<NcclCommunicators, Error> {
         let gpu = context.ordinal;
         let free = || context.memory().map_err(|e| self.problem(gpu, "free memory", e));
         let (before, _) = free()?;
-        let communicators = connect(self.rank, self.world, &self.options.peers, gpu)?;
+        let communicators = connect(self.rank, self.world, &self.options.peers, gpu, ctas)?;
         let calls = &self.options.warm_up.calls;
         warm_up(self.rank, self.world, context, &communicators, stream, calls)?;
         let taken = before.saturating_sub(free()?.0);
@@ -404,6 +417,7 @@ mod tests {
             peers: Arc::new(Peers::new(4)),
             collectives: Collectives::Auto,
             attention: AttentionLibrary::Own,
+            matmuls: MatmulSelection::Heuristic,
             scratch: 0,
             work: HostWork::default(),
             programs: &[],

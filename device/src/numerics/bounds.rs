@@ -59,6 +59,32 @@ impl Kernel for Sweep<'_> {
     }
 }
 
+/// STREAM's triad: `to` = `b` + 3 `c`, with stores that bypass the caches, by this process's SIMD path. Skips
+/// the last elements if they do not fill a vector.
+pub fn triad(b: &[f32], c: &[f32], to: &mut [f32]) {
+    lanes::run(SimdPath::current(), &mut Triad { b, c, to });
+}
+
+struct Triad<'a> {
+    b: &'a [f32],
+    c: &'a [f32],
+    to: &'a mut [f32],
+}
+
+impl Kernel for Triad<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(&mut self, l: L, _: SupportedPath) {
+        let (b, c) = (L::as_simd_f32s(self.b).0, L::as_simd_f32s(self.c).0);
+        let to = L::as_mut_simd_u32s(cast_slice_mut(self.to)).0;
+        let (each, factor) = (L::PAIR / 2, l.splat_f32s(3.0));
+        for ((b, c), to) in b.iter().zip(c).zip(to) {
+            prefetch(b, each);
+            prefetch(c, each);
+            stream_vector(l, l.transmute_u32s_f32s(l.mul_add_f32s(factor, *c, *b)), to);
+        }
+    }
+}
+
 /// Number of independent chains of operations: enough to hide the latency of one operation.
 const CHAINS: usize = 12;
 
@@ -111,6 +137,9 @@ mod tests {
                 sweep(Pass::Copy, &from, &mut memory[all.clone()]);
                 assert_eq!(memory[all.clone()], from, "{path:?}");
                 sweep(Pass::Read, &from, &mut []);
+                triad(&from, &from, &mut memory[all.clone()]);
+                let four: Vec<f32> = from.iter().map(|x| 4.0 * x).collect();
+                assert_eq!(memory[all.clone()], four, "{path:?}");
                 let outside = [&memory[..start], &memory[all.end..]].concat();
                 assert!(outside.iter().all(|x| x.to_bits() == 0), "{path:?}");
             }

@@ -5,7 +5,7 @@ use super::path::{InlinedClosure, SimdPath};
 use super::{round, simd};
 use pulp::Simd;
 
-pub use super::simd::{prefetch, stream, stream_vector};
+pub use super::simd::{prefetch, prefetch_ahead, stream, stream_vector};
 
 const _: () =
     assert!(cfg!(target_endian = "little"), "the even element is the lower half of a word");

@@ -14,7 +14,7 @@ mod simd;
 mod sums;
 pub(crate) mod view;
 
-pub use bounds::{Pass, multiply_add, sweep};
+pub use bounds::{Pass, multiply_add, sweep, triad};
 pub use fp8::{E4m3, E5m2, scale as fp8_scale};
 pub use normals::normals;
 pub(crate) use path::InlinedClosure;

@@ -47,8 +47,14 @@ const AHEAD: usize = 768;
 /// alone prefetches too little.
 #[inline(always)]
 pub fn prefetch<T>(x: &T, elements: usize) {
-    if size_of::<T>() >= 32 {
-        let distance = AHEAD / elements;
+    prefetch_ahead(x, elements, AHEAD);
+}
+
+/// Prefetches the memory `ahead` elements after `x`, which holds `elements` elements; nothing if `ahead` is 0.
+#[inline(always)]
+pub fn prefetch_ahead<T>(x: &T, elements: usize, ahead: usize) {
+    if size_of::<T>() >= 32 && ahead > 0 {
+        let distance = ahead / elements;
         ask(std::slice::from_ref(x), distance..distance + 1);
     }
 }

@@ -382,3 +382,80 @@ fn at_most(x: usize, y: usize) -> Result<(), String> {
 fn all_of(checks: &[Result<(), String>]) -> Result<(), String> {
     checks.iter().find(|c| c.is_err()).cloned().unwrap_or(Ok(()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dropout, Plan};
+
+    fn tensor(dtype: Dtype, shape: (usize, usize)) -> Tensor {
+        Plan::default().tensor((Arena::Device, "test"), "t", dtype, shape)
+    }
+
+    /// 2 heads of queries and 1 of keys and values, with 8 elements each, in samples of 6 tokens.
+    const HEADS: Heads = Heads { count: 2, kv_count: 1, first: 0, total: 2, seq_len: 6 };
+
+    fn says(op: &Op, part: &str) {
+        let error = op.check(Lane::Compute).expect_err("the op does not fit");
+        assert!(error.contains(part), "{error}");
+    }
+
+    #[test]
+    fn scores_without_an_order_or_without_a_key_are_refused() {
+        let (qkv, out) = (tensor(Dtype::Bf16, (12, 32)), tensor(Dtype::Bf16, (12, 16)));
+        let (lse, heads) = (tensor(Dtype::F32, (4, 6)), HEADS);
+        let (starts, dropout) = (None, Dropout::NONE);
+        let of = |scores| Op::Attention { qkv, out, lse, heads, starts, dropout, scores };
+        let usual = Scores::of(8);
+        for window in [None, Some(1), Some(100)] {
+            let scores = Scores { scale: 0.3, cap: Some(50.0), window };
+            assert_eq!(of(scores).check(Lane::Compute), Ok(()));
+        }
+        says(&of(Scores { window: Some(0), ..usual }), "at least its own");
+        for number in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            says(&of(Scores { scale: number, ..usual }), "scale");
+            says(&of(Scores { cap: Some(number), ..usual }), "cap");
+        }
+        let (q, out) = (tensor(Dtype::Bf16, (1, 16)), tensor(Dtype::Bf16, (1, 16)));
+        let cache = tensor(Dtype::Bf16, (9, 16));
+        let of = |scores| Op::CachedAttention { q, cache, out, heads, scores };
+        assert_eq!(of(usual).check(Lane::Compute), Ok(()));
+        says(&of(Scores { window: Some(4), ..usual }), "rows of the window alone");
+    }
+
+    #[test]
+    fn a_table_turns_an_even_number_of_elements_of_a_head() {
+        let qkv = tensor(Dtype::Bf16, (12, 32));
+        let of = |shape| {
+            let table = tensor(Dtype::F32, shape);
+            Op::Rotary { qkv, table, heads: HEADS, starts: None, norm: None }
+        };
+        for turned in [2, 4, 8] {
+            assert_eq!(of((6, turned)).check(Lane::Compute), Ok(()));
+        }
+        for turned in [0, 3, 10] {
+            says(&of((6, turned)), "for heads of 8 elements");
+        }
+        says(&of((1, 25)), "sizes differ");
+    }
+
+    #[test]
+    fn caps_and_widths_of_norms_are_positive_and_shapes_fit() {
+        let logits = tensor(Dtype::Bf16, (3, 50));
+        let of = |scale, cap| Op::CapLogits { logits, scale, cap };
+        assert_eq!(of(0.1, Some(30.0)).check(Lane::Compute), Ok(()));
+        says(&of(0.0, None), "scale");
+        says(&of(1.0, Some(0.0)), "cap");
+        let (qkv, raw) = (tensor(Dtype::Bf16, (12, 32)), tensor(Dtype::Bf16, (12, 24)));
+        let (gain, sums) = (tensor(Dtype::Bf16, (1, 24)), tensor(Dtype::F32, (12, 2)));
+        let norm = WidthNorm { heads: HEADS, gain, sums, widths: [16.0, 8.0], epsilon: 1e-5 };
+        assert_eq!(Op::WidthNorm { qkv, raw, norm }.check(Lane::Compute), Ok(()));
+        let narrow = WidthNorm { widths: [16.0, 0.0], ..norm };
+        says(&Op::WidthNorm { qkv, raw, norm: narrow }, "width of k");
+        let other = WidthNorm { gain: tensor(Dtype::Bf16, (1, 16)), ..norm };
+        says(&Op::WidthNorm { qkv, raw, norm: other }, "sizes differ");
+        says(&Op::WidthNorm { qkv, raw: qkv, norm }, "q and k of");
+        let halves = tensor(Dtype::Bf16, (12, 2));
+        says(&Op::WidthNormSums { qkv, raw, heads: HEADS, sums: halves }, "F32 belongs");
+    }
+}

@@ -119,3 +119,23 @@ pub struct WidthNorm {
     /// Constant that is added to the mean square.
     pub epsilon: f32,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_counted_key_by_key_in_a_window_and_as_half_of_the_square_without() {
+        let count = |window: usize| (0..300).map(|query| window.min(query + 1)).sum::<usize>();
+        for window in [1, 2, 77, 299] {
+            let scores = Scores { window: Some(window), ..Scores::of(64) };
+            assert_eq!(scores.pairs(300), count(window) as f64);
+            assert_eq!(scores.flops_per_element(300), 2.0 * count(window) as f64 / 300.0);
+        }
+        for window in [None, Some(300), Some(1000)] {
+            let scores = Scores { window, ..Scores::of(64) };
+            assert_eq!((scores.window_in(300), scores.pairs(300)), (None, 45_000.0));
+            assert_eq!(scores.flops_per_element(300), 300.0);
+        }
+    }
+}

@@ -7,6 +7,7 @@ mod family;
 mod heads;
 pub(crate) mod lane;
 pub(crate) mod task;
+mod tolerance;
 
 pub use access::Mode;
 pub use heads::{HeadNorm, HeadNormGrads, Heads, Scores, WidthNorm};

@@ -147,7 +147,7 @@ pub struct Device {
     plan: Arc<Plan>,
     executor: Box<dyn Executor>,
     state: RefCell<State>,
-    finished: bool,
+    finished: Cell<bool>,
     /// The current step, for error messages.
     step: Cell<u64>,
 }
@@ -188,7 +188,7 @@ impl Device {
             plan,
             executor,
             state: RefCell::new(state),
-            finished: false,
+            finished: Cell::new(false),
             step: Cell::new(0),
         }
     }
@@ -208,7 +208,11 @@ impl Device {
     /// next blocking call returns it. Ops after an error do not run.
     #[track_caller]
     pub fn submit(&self, lane: Lane, op: Op) {
-        let site = Location::caller();
+        self.submit_at(lane, op, Location::caller());
+    }
+
+    /// Submits an op on behalf of the source line `site`.
+    pub(crate) fn submit_at(&self, lane: Lane, op: Op, site: Site) {
         let mut state = self.state.borrow_mut();
         if state.error.is_some() {
             return;
@@ -407,9 +411,14 @@ impl Device {
     ///
     /// # Errors
     /// The errors of `sync`.
-    pub fn finish(mut self) -> Result<(), Error> {
+    pub fn finish(self) -> Result<(), Error> {
+        self.leave()
+    }
+
+    /// Does the work of [`finish`](Self::finish) for an owner that keeps the device.
+    pub(crate) fn leave(&self) -> Result<(), Error> {
         self.sync_all()?;
-        self.finished = true;
+        self.finished.set(true);
         self.executor.finish();
         Ok(())
     }
@@ -417,7 +426,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if !self.finished {
+        if !self.finished.get() {
             let why = crate::threads::panics::last().unwrap_or_else(|| "it returned early".into());
             let died = || Error::RankDied { rank: self.rank.index(), step: self.step.get(), why };
             let error = self.state.borrow().error.clone().unwrap_or_else(died);

@@ -206,11 +206,16 @@ impl Summary {
     /// Steps, tokens, data and decisions as lines: (label, text).
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let Manifest { step, tokens, onebox, format, control, data, .. } = &self.manifest;
-        vec![
+        let mut lines = vec![
             ("step", format!("{step}, trained on {}; {control}", counted(tokens, "token"))),
             ("written by", format!("onebox {}, format {format}", foreign(onebox))),
             ("data", data.to_string()),
-        ]
+        ];
+        if let Ok(Some(choices)) = self.manifest.matmul_choices() {
+            let (count, machine) = (counted(choices.len(), "choice"), foreign(choices.machine()));
+            lines.push(("matmuls", format!("{count} by the clock, for {machine}")));
+        }
+        lines
     }
 
     /// The manifest as JSON, without the hashes of files and ranges.
@@ -234,6 +239,9 @@ impl Summary {
         });
         if let Some(evaluations) = evaluations {
             json["evaluations"] = evaluations;
+        }
+        if !self.manifest.matmuls.is_empty() {
+            json["matmuls"] = json!(self.manifest.matmuls);
         }
         json
     }

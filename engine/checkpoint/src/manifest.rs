@@ -7,6 +7,7 @@ use crate::evaluations::EvaluationHistory;
 use crate::rollback::RollbackHistory;
 use config::{Config, Precision};
 use data::{Dataset, Identity};
+use device::cuda::MatmulChoices;
 use files::foreign_text::{foreign, reason};
 use offload::control;
 use serde::{Deserialize, Serialize};
@@ -79,6 +80,10 @@ pub struct Manifest {
     /// The evaluations up to this step, if the run compares them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evaluations: Option<EvaluationHistory>,
+    /// The algorithms of matmuls that the run has chosen by the clock, as
+    /// [`MatmulChoices::lines`]; empty if it takes the library's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub matmuls: Vec<String>,
     /// The part of the control block that is not a function of the step.
     pub control: Control,
     /// Identity of the training data.
@@ -258,6 +263,7 @@ impl Manifest {
             rollback_history: RollbackHistory::default(),
             skipped_in_a_row: 0,
             evaluations: None,
+            matmuls: Vec::new(),
             control: Control::of(
                 &[0.0; control::WORDS],
                 config.precision == Precision::Fp16,
@@ -268,6 +274,17 @@ impl Manifest {
             files: Vec::new(),
             tensors: Vec::new(),
         }
+    }
+
+    /// The algorithms of matmuls that the run has chosen by the clock.
+    ///
+    /// # Errors
+    /// The first line that is damaged; the manifest of a file has none.
+    pub fn matmul_choices(&self) -> Result<Option<MatmulChoices>, String> {
+        if self.matmuls.is_empty() {
+            return Ok(None);
+        }
+        MatmulChoices::of_lines(self.matmuls.iter().map(String::as_str)).map(Some)
     }
 
     /// Whether an update is delayed to the next step.
@@ -316,6 +333,7 @@ impl Manifest {
             return Err(format!("its loss scale is {scale}"));
         }
         self.evaluations.map_or(Ok(()), |evaluations| evaluations.check(self.step))?;
+        self.matmul_choices().map_err(|why| format!("its choices of matmuls: {why}"))?;
         let mut seen = std::collections::BTreeSet::new();
         for tensor in &self.tensors {
             let name = foreign(&tensor.name);
@@ -395,6 +413,22 @@ mod tests {
         assert_eq!([words[control::LOSS_SCALE], words[control::HYSTERESIS_LEFT]], [65536.0, -3.0]);
         let words = manifest.control.words(2, false, &initial);
         assert_eq!([words[control::LOSS_SCALE], words[control::APPLIED]], [1.0, 2.0]);
+    }
+
+    #[test]
+    fn choices_of_matmuls_are_read_back_and_damaged_ones_are_refused() {
+        assert_eq!(Manifest::decode(&sealed(GOOD)).unwrap().matmul_choices(), Ok(None));
+        let with = |line: &str| {
+            let lines = format!("\"matmuls\":[\"a GPU\",\"{line}\"],\"control\"");
+            sealed(&GOOD.replace("\"control\"", &lines))
+        };
+        let good = with("Bf16 8x8 256, Gelu = apart");
+        let manifest = Manifest::decode(&good).unwrap();
+        let choices = manifest.matmul_choices().unwrap().unwrap();
+        assert_eq!((choices.machine(), choices.len()), ("a GPU", 1));
+        assert_eq!(manifest.encode().unwrap(), good);
+        let why = Manifest::decode(&with("Bf16 8x8 256 = 12")).unwrap_err();
+        assert!(why.contains("its choices of matmuls: line 2"), "{why}");
     }
 
     #[test]

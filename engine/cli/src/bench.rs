@@ -2,18 +2,25 @@
 //! steps. Each result has a ceiling that is measured here or known from the link.
 
 mod adam;
+mod block;
 mod box_text;
 mod compute;
+mod concurrent;
 mod copies;
 pub mod gpu_box;
 mod node_memory;
+mod residual;
+mod triad;
 
 pub use adam::{Case, Row, adam, cases};
+pub use block::BlockShape;
 pub(crate) use box_text::OUTPUT as BOX_OF_GPUS;
 pub use compute::{Collective, MatmulShape, Product, collectives, products};
+pub use concurrent::{CollectiveRate, ConcurrentUpdate};
 pub use copies::{Copies, TILE_BYTES, TileCopies, copies};
 use node_memory::Node;
 pub use node_memory::{NodeMemory, memory};
+pub(crate) use residual::{SmallModels, residuals, with_residual};
 
 use crate::single_rank::{ALONE, inline, on_gpu};
 use config::{Config, DeviceConfig};
@@ -172,7 +179,7 @@ pub fn product(on_cuda: bool, dtype: Dtype) -> Result<f64, Error> {
     let large = on_cuda && cuda::free_memory(0).is_ok_and(|bytes| bytes > 1 << 30);
     let (n, count) = if large { (PRODUCT_ON_CUDA, 10) } else { (PRODUCT_ON_CPU, 1) };
     let shape = MatmulShape { m: n, k: n, n };
-    product_of_shape(on_cuda, dtype, shape, count, &BenchPlace::default())
+    product_of_shape(on_cuda, dtype, shape, count)
 }
 
 /// Time of the matmuls that precede a measurement of several: at its limit of power, a GPU lowers its clock. An H200 reached
@@ -186,14 +193,13 @@ fn product_of_shape(
     dtype: Dtype,
     shape: MatmulShape,
     count: usize,
-    place: &BenchPlace,
 ) -> Result<f64, Error> {
     let MatmulShape { m, k, n } = shape;
     let mut plan = Plan::default();
     let [a, b, c] = [("a", (m, k)), ("b", (k, n)), ("c", (m, n))].map(|(name, shape)| {
         plan.tensor((Arena::Device, "of the measurement"), name, dtype, shape)
     });
-    let dev = open(plan, on_cuda, place)?;
+    let dev = open(plan, on_cuda, &BenchPlace::default())?;
     // Repeated numbers would take less power, and the clock would be higher.
     let values: Vec<f64> =
         (0..1 << 16).map(|i| random::below(7, i, 255) as f64 / 128.0 - 0.99).collect();

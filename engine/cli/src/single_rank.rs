@@ -1,7 +1,7 @@
 //! Options of devices that belong to no run: for measurements, and to generate.
 
 use device::cpu::{CpuOptions, Lanes, ScratchFloats};
-use device::cuda::{AttentionLibrary, Collectives, CudaOptions, Peers};
+use device::cuda::{AttentionLibrary, Collectives, CudaOptions, MatmulSelection, Peers};
 use device::{HostPlace, HostWork, Rank, ThreadTeam};
 use std::sync::Arc;
 
@@ -26,6 +26,7 @@ pub(crate) fn on_gpu(gpu: Option<usize>, host: HostPlace, peers: &Arc<Peers>) ->
         peers: Arc::clone(peers),
         collectives: Collectives::Auto,
         attention: AttentionLibrary::Own,
+        matmuls: MatmulSelection::Heuristic,
         scratch: 0,
         work: HostWork::default(),
         programs: &[],

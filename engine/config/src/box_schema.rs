@@ -45,6 +45,9 @@ section! {
         /// Nominal rate between a machine and all other machines, in GB/s each way; a simulation
         /// uses 85 % of it. 0: unknown.
         network_gb_per_s: f32 = rate();
+        /// Price of the whole box in US dollars per hour, for `onebox plan --model FOLDER --boxes`. A
+        /// comment beside it names its date and its source. 0: unknown.
+        usd_per_hour: f32 = rate();
         /// Rates of each GPU. 0: unknown.
         gpu: GpuConfig = section(|s| {
             s.removed("fused_attention", "`sm` says which kernels attention has, and what they take follows from these");
@@ -52,6 +55,9 @@ section! {
         });
         /// Rates of the host. 0: unknown.
         host: HostConfig = section(HostConfig::read);
+        /// Steps of two small models that `onebox bench --save-box` has run on the box: their measured
+        /// speed divided by their simulated speed. 0: not measured.
+        residual: ResidualConfig = section(ResidualConfig::read);
         /// Measured rates of the cores of a machine as virtual GPUs; `onebox bench --save-box`
         /// writes them.
         measured: Option<MeasuredConfig> = section(|s| {
@@ -108,6 +114,19 @@ section! {
         /// Nominal rate of each GPU's link to the host, in GB/s each way (31.5 for PCIe 4.0 x16); a
         /// simulation uses 78 % of it. 0: unknown. Used only without `topology`.
         link_gb_per_s: f32 = rate();
+    }
+}
+
+section! {
+    /// Measured speed of steps divided by their simulated speed.
+    #[derive(Clone, Copy, Debug, Default, PartialEq)]
+    pub struct ResidualConfig, read(s) {
+        /// Measured over simulated speed of a step of a small model of the family GPT-2. 0: not
+        /// measured.
+        gpt2: f32 = rate();
+        /// Measured over simulated speed of a step of a small model of the Llama family. 0: not
+        /// measured.
+        llama: f32 = rate();
     }
 }
 

@@ -1,24 +1,12 @@
-//! Lists every key of a config or a box, from the code that reads it. `onebox config keys` and
+//! Lists every key of a config, from the code that reads it. `onebox config keys` and
 //! `docs/config.md` show this list.
 
-use super::reading::{ConfigReader, ConfigSource, Key, Node, Section, SourceKind, tree};
-use super::{BoxConfig, Config};
+use super::Config;
+use super::reading::{ConfigReader, ConfigSource, Key, SourceKind, described, tree};
 
 /// Every key of a config, in reading order. A section is before its keys.
 pub fn keys() -> Vec<Key> {
     described(|s| drop(Config::read(s, "")))
-}
-
-/// Every key of the description of a box.
-pub fn box_keys() -> Vec<Key> {
-    described(|s| drop(BoxConfig::read(s, "")))
-}
-
-fn described(read: impl FnOnce(&mut Section<'_, '_>)) -> Vec<Key> {
-    let mut reader =
-        ConfigReader { boxless: true, described: Some(Vec::new()), ..ConfigReader::default() };
-    reader.read(&Node::empty(), "", read);
-    reader.described.unwrap_or_default()
 }
 
 /// Remedy if the key `name` of a config does not take the value that it has in `text`, such as

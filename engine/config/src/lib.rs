@@ -8,7 +8,9 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod attention;
+mod box_rules;
 mod box_schema;
+mod box_sources;
 pub mod bundled;
 mod checks;
 mod columns;
@@ -53,13 +55,16 @@ mod write;
 mod tests;
 
 pub use self::device::DeviceConfig;
-pub use box_schema::{BoxConfig, GpuConfig, HostConfig, MEASURED_OPS, MeasuredConfig};
+pub use box_schema::{
+    BoxConfig, GpuConfig, HostConfig, MEASURED_OPS, MeasuredConfig, ResidualConfig,
+};
+pub use box_sources::{box_keys, meaning_and_source, missing_rates, new_box};
 pub use checks::MachineRules;
 pub use columns::ChatColumns;
 pub use data::{ChatTargets, ControlTokens, DataConfig, DataFormat, DataOrder, Packing};
 pub use era::Fact;
 pub use find_box::find_box;
-pub use keys::{box_keys, keys};
+pub use keys::keys;
 pub use load::{
     Further, Trouble, ValidKeys, load, load_and_look, load_of_run, load_stored, load_str,
     load_str_and_look,
@@ -76,7 +81,7 @@ pub use parallel::{BatchConfig, ParallelConfig};
 pub use reading::{BOX, ConfigError, Key, Problem, Violation, format_bytes, parse_bytes};
 pub use resume_effect::ResumeEffect;
 pub use rope::{RopeConfig, RopeScaling, decimal};
-pub use schema::{Attention, Config, Precision, Recompute};
+pub use schema::{Attention, Config, Matmuls, Precision, Recompute};
 pub use sources::{Source, Sources};
 pub use topology::Sockets;
 pub use train::{CheckpointWriter, SampleConfig, TrainConfig, WeightsPolicy};

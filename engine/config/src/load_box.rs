@@ -3,7 +3,7 @@
 use super::file::read;
 use super::parse::{A_BOX, parse, stem};
 use super::reading::{Complaint, ConfigError, ConfigReader};
-use super::{BoxConfig, bundled};
+use super::{BoxConfig, box_rules, box_sources, bundled};
 use std::path::Path;
 
 /// Reads the description of a box from a file such as `configs/boxes/dgx2.ron`, or of a bundled box
@@ -40,6 +40,8 @@ pub(super) fn box_of(reader: &mut ConfigReader, key: &str, path: &str) -> BoxCon
             if let Some(root) = parse(&mut inner, text, path, dir, &A_BOX) {
                 inner.report_duplicates(&root, "");
                 described = inner.read(&root, "a box", |s| BoxConfig::read(s, &stem(path)));
+                box_sources::join_missing(&mut inner, &described);
+                box_rules::check(&mut inner, &described);
             }
         }
         Err(Complaint { message, help }) => {

@@ -23,7 +23,7 @@ pub use key::Key;
 pub(super) use reader::ConfigReader;
 pub(super) use report::{Complaint, ParseResult, Spot, short};
 pub use report::{ConfigError, Problem, Violation};
-pub(super) use section::{Choice, KeyDefault, Section};
+pub(super) use section::{Choice, KeyDefault, MISSING, Section, described};
 pub use set::BOX;
 pub(super) use source::{ConfigSource, SourceKind, Span};
 pub(super) use sources::Entries;

@@ -61,6 +61,10 @@ section! {
         /// `model.seq_len`. Not with dropout, `data.packing: Documents`, windows or
         /// `model.score_cap`.
         attention: Attention = choice(KeyDefault::Default(Attention::Own)), resume: Layout;
+        /// How the algorithms of matmuls are selected on GPUs. `Heuristic`: the first one that
+        /// cuBLASLt proposes. `Timed`: the fastest of its first eight, with and without an epilogue
+        /// such as GELU, timed before step 1. The checkpoints of the run hold what it has chosen.
+        matmuls: Matmuls = choice(KeyDefault::Default(Matmuls::Heuristic)), resume: Layout;
         /// Only with `recompute: Block`: whether each TP rank keeps only its share of the inputs
         /// that `recompute: Block` keeps, and gathers them for the backward pass. Not allowed with
         /// `parallel.sequence`, which splits them already; without effect with `parallel.tensor:
@@ -107,7 +111,7 @@ macro_rules! order {
 
 order! {
     name device model parallel precision loss_scale offload optimizer schedule batch recompute attention
-    partition_checkpoints host_checkpoints data train sample
+    matmuls partition_checkpoints host_checkpoints data train sample
 }
 
 /// Position of the dotted key `key` in this order.
@@ -166,6 +170,17 @@ choice! {
         Cudnn,
         /// onebox's kernels.
         Own,
+    }
+}
+
+choice! {
+    /// How the algorithms of matmuls are selected on GPUs.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+    pub enum Matmuls {
+        /// The first algorithm of the library's heuristic.
+        Heuristic,
+        /// The fastest by the clock.
+        Timed,
     }
 }
 

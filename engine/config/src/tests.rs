@@ -37,7 +37,7 @@ const RICH: &str = r##"#![enable(implicit_some)]
     batch: (micro: 3, global: 12),
     recompute: Block,
     data: (train: "a/*.txt", validation: Some("b.txt"), format: Jsonl(text: "t"), tokenizer: "t.json", control_tokens: Parsed, validation_fraction: 0.25),
-    train: (steps: 100, eval_every: 10, eval_batches: 0, patience: 4, tensorboard: true, checkpoint_every: 50, checkpoint_minutes: 2.5, checkpoint_overhead: Some(0.02), checkpoint_writer: Foreground, checkpoint_keep: 3, keep_best: true, weights: Never, stop_after_skipped: 9, verify_every: 7, rollbacks: 2, seed: 18446744073709551615),
+    train: (steps: 100, eval_every: 10, eval_batches: 0, patience: 4, tensorboard: true, checkpoint_every: 50, checkpoint_minutes: 2.5, checkpoint_overhead: Some(0.02), checkpoint_writer: Foreground, checkpoint_keep: 3, keep_best: true, weights: Never, stop_after_skipped: 9, verify_every: 7, proof: false, rollbacks: 2, seed: 18446744073709551615),
     sample: (prompt: "tab\t \u{e9} \"q\" \\ \n", tokens: 7, temperature: 0),
 )"##;
 
@@ -114,6 +114,7 @@ fn the_least_config_has_the_documented_defaults() {
     assert_eq!((config.batch.micro, config.batch.global), (1, 1));
     assert!(config.data.train.is_empty() && config.data.validation.is_empty());
     assert_eq!((config.train.seed, config.train.eval_batches), (1337, None));
+    assert!(config.train.proof);
     assert_eq!(config.precision, Precision::Bf16);
     assert_eq!(config.offload.update, UpdateMode::Overlapped);
 }
@@ -195,12 +196,13 @@ fn a_config_of_every_shape_is_read_and_round_trips() {
     assert_eq!(tests::config(&text, &[]), config, "{text}");
     // Settings that exclude settings of `RICH`.
     let sets = ["recompute=Block", "partition_checkpoints=true", "host_checkpoints=true"];
-    let more = ["offload.transfer=Blocking", "offload.update=Serial", "attention=Cudnn"];
-    let sets = [&sets[..], &more].concat();
+    let more = ["offload.transfer=Blocking", "offload.update=Serial"];
+    let libraries = ["attention=Cudnn", "matmuls=Timed"];
+    let sets = [&sets[..], &more, &libraries].concat();
     let other = tests::config(LEAST, &sets);
     assert!(other.partition_checkpoints && other.host_checkpoints);
     assert!(other.offload.transfer == Transfer::Blocking);
-    assert!(other.attention == Attention::Cudnn);
+    assert!(other.attention == Attention::Cudnn && other.matmuls == Matmuls::Timed);
     assert_eq!(tests::config(&other.to_ron(), &[]), other);
 }
 

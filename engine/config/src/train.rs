@@ -83,6 +83,11 @@ section! {
         /// backward passes twice and compares the bits. A difference means faulty hardware: the run
         /// names the rank and the tensor, and continues. 0: never.
         verify_every: u64 = uint(0..=STEPS, KeyDefault::Default(0)), resume: Harmless;
+        /// Whether `onebox train` on CUDA GPUs compares one block and the head of the model with the
+        /// `cpu` backend before step 1, forward and backward. A difference beyond rounding ends the
+        /// start with the name of the first op that differs. The verdict is kept for each
+        /// combination of GPU, driver, libraries and shapes.
+        proof: bool = flag(KeyDefault::Default(true)), resume: Harmless;
         /// Number of times, after each start of `onebox train`, that the run may go back after
         /// `train.stop_after_skipped` skipped steps in a row, instead of ending. It continues with
         /// other samples from the newest intact checkpoint before the skipped steps; if there is no

@@ -7,7 +7,7 @@ use crate::decoder_parts::{LayerKinds, architecture, layer_kinds};
 use crate::placement::kernel_threads;
 pub use config::decimal;
 use config::{
-    self, Accumulate, BoxConfig, Config, DeviceConfig, Master, Moments, OptimizerConfig,
+    self, Accumulate, Attention, BoxConfig, Config, DeviceConfig, Master, Moments, OptimizerConfig,
     OptimizerKind, Packing, ParameterPlace, Placement, Precision, Recompute, Transfer, UpdateMode,
 };
 use device::cpu::ScratchFloats;
@@ -158,13 +158,16 @@ pub fn device_bytes(config: &Config, plan: &Plan) -> u64 {
     }
 }
 
-/// Largest scratch memory of an op of `config` on a GPU, in bytes, besides its operands. The
-/// backward pass of attention needs one number for each row of each head. The backward pass of a
-/// norm needs sums for the gradients of its gains and biases. cuDNN's attention needs a matrix of
-/// weights for each head.
+/// Largest scratch memory of an op of `config` on a GPU, in bytes, besides its operands.
 pub fn op_scratch(config: &Config) -> u64 {
-    let shape = shape(config);
-    let attention = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
+    shape_scratch(&shape(config), config.attention)
+}
+
+/// Largest scratch memory of an op of a model of `shape`, in bytes. The backward pass of attention
+/// needs one number for each row of each head. The backward pass of a norm needs sums for the
+/// gradients of its gains and biases. cuDNN's attention needs a matrix of weights for each head.
+pub fn shape_scratch(shape: &DecoderShape, attention: Attention) -> u64 {
+    let rows = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
     let gains = match shape.architecture.qk_norm {
         None => 0,
         Some(QkNorm::Heads) => cuda::gains_scratch(shape.head_dim),
@@ -174,7 +177,7 @@ pub fn op_scratch(config: &Config) -> u64 {
         }
     };
     let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.architecture.rms_norm);
-    attention.max(gains).max(norms).max(library_scratch(config.attention, &shape))
+    rows.max(gains).max(norms).max(library_scratch(attention, shape))
 }
 
 /// Most bytes that a GPU of `config` can hold; `None` if the real GPUs cannot be examined.

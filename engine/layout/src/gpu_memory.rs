@@ -4,7 +4,7 @@ use crate::LocalMachine;
 use crate::placement::{place_on, round_robin};
 use config::Config;
 use device::Plan;
-use device::cuda::{connected, look, page_tables};
+use device::cuda::{LEAVE_ROOM_SINCE, connected, look, page_tables};
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use topology::Request;
@@ -73,7 +73,14 @@ impl LocalMachine {
             ("page tables of pinned memory", page_tables(plan)),
             ("code of the first use", FIRST_USE.min(found.free / ranks / 8)),
         ];
-        overheads.extend(self.nccl((gpu, found.total), config));
+        let nccl = self.nccl((gpu, found.total), config);
+        let sm = self.cuda().gpus.iter().find(|known| known.ordinal == gpu).map(|gpu| gpu.sm);
+        if nccl.is_some() && sm.is_some_and(|sm| sm >= LEAVE_ROOM_SINCE) {
+            // A product has code of its own for the time beside a collective.
+            let bytes = FIRST_USE.min(found.free / ranks / 8);
+            overheads.push(("code of products beside collectives", bytes));
+        }
+        overheads.extend(nccl);
         let sum: u64 = overheads.iter().map(|(_, bytes)| bytes).sum();
         Ok(MemoryBudget { limit: (found.free / ranks).saturating_sub(sum), overheads })
     }

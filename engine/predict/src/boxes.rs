@@ -1,27 +1,29 @@
 //! Converts a described box to the simulator's hardware: ranks' places, shared links and nodes.
 
 use crate::sim::{Era2020, Gpu, Hardware, MeasuredMachine, Rates, Seat};
-use config::{BoxConfig, Config, MeasuredConfig};
+use config::{BoxConfig, Config, MeasuredConfig, meaning_and_source, missing_rates};
+use files::foreign_text::foreign;
 use layout::placement::{kernel_threads, request};
 use std::collections::BTreeMap;
 use topology::{
-    HostBytes, Machine, Needs, Placement, RankPlace, Request, Sockets, far_staging, far_words,
-    format_bytes, in_parts,
+    HostBytes, Machine, Needs, Placement, RankPlace, Request, Sockets, counted, far_staging,
+    far_words, format_bytes, in_parts,
 };
 
 /// Error of a box that cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum BoxError {
-    /// The box lacks a rate that the simulator needs.
+    /// The box lacks rates that the simulator needs.
     #[error(
-        "the box `{name}` does not say `{key}` (0: not known), which a simulation needs: see the boxes that `onebox boxes` lists, or measure \
-         this machine with `onebox bench --save-box FILE`"
+        "the box `{}` lacks {} that a simulation needs (0: not known):{}\nadd them to the box; see the boxes that `onebox boxes` lists, \
+         or measure this machine with `onebox bench --save-box FILE`",
+        foreign(name), counted(keys.len(), "key"), explained(keys)
     )]
     Unknown {
         /// Name of the box.
         name: String,
-        /// Key of the missing rate in the description.
-        key: &'static str,
+        /// Keys of all missing rates in the description.
+        keys: Vec<&'static str>,
     },
     /// The topology of the box has no place for the ranks.
     #[error("the topology of the box `{name}`: {source}")]
@@ -107,27 +109,17 @@ pub fn layout(config: &Config, described: &BoxConfig, host: HostBytes) -> Result
 /// Checks that `b` has all rates that a simulation needs. A measured box has them.
 ///
 /// # Errors
-/// Returns the first missing rate.
+/// Returns all missing rates.
 pub fn check_rates(b: &BoxConfig) -> Result<(), BoxError> {
-    if b.measured.is_some() {
-        return Ok(());
+    match missing_rates(b) {
+        none if none.is_empty() => Ok(()),
+        keys => Err(BoxError::Unknown { name: b.name.clone(), keys }),
     }
-    let needed = [
-        ("gpu.gemm_tflops", b.gpu.gemm_tflops),
-        ("gpu.fp32_tflops", b.gpu.fp32_tflops),
-        ("gpu.memory_gb_per_s", b.gpu.memory_gb_per_s),
-        ("gpu.processors", b.gpu.processors as f32),
-        ("gpu.sm", b.gpu.sm as f32),
-        ("host.node_gb_per_s", b.host.node_gb_per_s),
-        ("host.core_gb_per_s", b.host.core_gb_per_s),
-    ];
-    let alone = [("host.cores", b.host.cores as f32), ("host.link_gb_per_s", b.host.link_gb_per_s)];
-    let alone = alone.into_iter().filter(|_| b.topology.is_none());
-    let between = [("network_gb_per_s", b.network_gb_per_s)];
-    let between = between.into_iter().filter(|_| b.machines > 1);
-    let mut all = needed.into_iter().chain(alone).chain(between);
-    let missing = all.find(|(_, rate)| *rate <= 0.0).map(|(key, _)| key);
-    missing.map_or(Ok(()), |key| Err(BoxError::Unknown { name: b.name.clone(), key }))
+}
+
+/// A line for each key, with its meaning and its source.
+fn explained(keys: &[&str]) -> String {
+    keys.iter().map(|key| format!("\n  {key}: {}", meaning_and_source(key))).collect()
 }
 
 fn gpu(b: &BoxConfig) -> Gpu {

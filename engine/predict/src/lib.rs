@@ -10,6 +10,8 @@ pub mod calibrate;
 pub mod changes;
 pub mod choose;
 pub mod plan;
+pub mod product_rate;
+pub mod range;
 pub mod remedies;
 mod schedules;
 pub mod search;

@@ -5,11 +5,13 @@
 mod brief;
 mod choices;
 mod grid;
+mod influence;
 mod played;
 mod words;
 
 pub(crate) use brief::Brief;
 pub use choices::{AHEAD, WORTH_AHEAD, largest};
+pub use influence::most_influential;
 
 use self::choices::{ScreenedCandidate, with_choices};
 use self::grid::{enumerate, no_layout};
@@ -18,6 +20,7 @@ pub use self::words::words;
 use super::variants::{States, variants};
 use crate::changes::{self, divisors};
 use crate::plan::fits;
+use crate::range::{KeyInfluence, RateRange};
 use crate::simulate::{SimulateError, described};
 use ::layout::LocalMachine;
 use ::layout::build::{RankLayout, lay_out, micro_batches, shape, vertical_width};
@@ -82,6 +85,9 @@ pub struct SearchReport {
     pub brief_error: f64,
     /// Place of the given config in the ranking; `None` if it does not fit.
     pub given: Option<GivenLayout>,
+    /// Key of the box with the most influence on the step of the best layout; `None` if no layout fits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hangs_on: Option<KeyInfluence>,
     /// The best layouts, the fastest first.
     pub layouts: Vec<Layout>,
 }
@@ -93,6 +99,10 @@ pub struct GivenLayout {
     pub rank: usize,
     /// Trained tokens per second over all GPUs.
     pub tokens_per_second: f64,
+    /// Low end of the range of `tokens_per_second`.
+    pub tokens_per_second_low: f64,
+    /// High end of the range of `tokens_per_second`.
+    pub tokens_per_second_high: f64,
 }
 
 /// One layout and its step.
@@ -120,6 +130,12 @@ pub struct Layout {
     pub words: String,
     /// Trained tokens per second over all GPUs.
     pub tokens_per_second: f64,
+    /// Low end of the range of `tokens_per_second`.
+    pub tokens_per_second_low: f64,
+    /// High end of the range of `tokens_per_second`.
+    pub tokens_per_second_high: f64,
+    /// The range relative to a rate, and its reason.
+    pub range: RateRange,
     /// Seconds of one optimizer step.
     pub step_seconds: f64,
     /// Executed operations, including recomputation, per second and GPU, in 10^12.
@@ -269,24 +285,37 @@ fn search_form(
     let finalists: Vec<&ScreenedCandidate> = finalists.map(|(_, screened)| screened).collect();
     let of_all = finalists.len() as u64;
     let stage = progress.begin_steps("simulating the fastest layouts in full", of_all);
-    let in_full = |(_, c): &&ScreenedCandidate| {
-        let played = (layout(loaded, c)?, c.given);
+    let in_full = |at: usize| {
+        let played = (layout(loaded, &finalists[at].1)?, at);
         stage.add(1);
         Ok(played)
     };
-    let mut played: Vec<(Layout, bool)> =
-        finalists.par_iter().map(in_full).collect::<Result<_, SimulateError>>()?;
+    // Each layout has the position of its candidate.
+    let all = (0..finalists.len()).into_par_iter();
+    let mut played: Vec<(Layout, usize)> =
+        all.map(in_full).collect::<Result<_, SimulateError>>()?;
     drop(stage);
     let simulated_in_full = played.len();
-    let off = |((brief, _), (layout, _)): (&&ScreenedCandidate, &(Layout, bool))| {
+    let off = |((brief, _), (layout, _)): (&&ScreenedCandidate, &(Layout, usize))| {
         (brief.seconds / layout.step_seconds - 1.0).abs()
     };
     let brief_error = finalists.iter().zip(&played).map(off).fold(0.0, f64::max);
     sort(&mut played, |(layout, _)| (layout.step_seconds, layout.changes));
-    let given = played.iter().position(|(_, given)| *given).map(|at| GivenLayout {
+    let stage = progress.begin_steps("simulating the best layout with other rates", 0);
+    let hangs_on = match played.first() {
+        Some((best, at)) => {
+            let Candidate { config, built, .. } = &finalists[*at].1;
+            most_influential(config, built, &best.waits, best.step_seconds)?
+        }
+        None => None,
+    };
+    drop(stage);
+    let given = played.iter().position(|(_, at)| finalists[*at].1.given).map(|at| GivenLayout {
         // After the finalists, the order is that of the brief simulations.
         rank: given_at.filter(|at| *at >= IN_FULL).unwrap_or(at) + 1,
         tokens_per_second: played[at].0.tokens_per_second,
+        tokens_per_second_low: played[at].0.tokens_per_second_low,
+        tokens_per_second_high: played[at].0.tokens_per_second_high,
     });
     let mut layouts: Vec<Layout> =
         played.into_iter().map(|(layout, _)| layout).take(TOLD).collect();
@@ -309,6 +338,7 @@ fn search_form(
         simulated_in_full,
         brief_error,
         given,
+        hangs_on,
         layouts,
     })
 }

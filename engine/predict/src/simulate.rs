@@ -2,6 +2,7 @@
 
 use crate::boxes::{self, BoxError};
 use crate::plan::Report;
+use crate::range::{KeyInfluence, RateRange};
 use crate::sim::{self, Hardware, Program, SimulatedOp, Timeline, WorkKind};
 use config::{BoxConfig, Config, DeviceConfig, UpdateMode};
 use device::Lane;
@@ -74,6 +75,15 @@ pub struct SimulationReport {
     pub unclipped_seconds: f64,
     /// Trained tokens per second over all ranks.
     pub tokens_per_second: f64,
+    /// Low end of the range of `tokens_per_second`.
+    pub tokens_per_second_low: f64,
+    /// High end of the range of `tokens_per_second`.
+    pub tokens_per_second_high: f64,
+    /// The range relative to a rate, and its reason.
+    pub range: RateRange,
+    /// Key of the box with the most influence on the step; `None` if it was not looked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hangs_on: Option<KeyInfluence>,
     /// Executed operations, including recomputation, per second and GPU, in 10^12.
     pub hardware_tflops_per_gpu: f64,
     /// Operations of the model alone, per second and GPU, in 10^12.
@@ -107,6 +117,9 @@ pub struct SimulationReport {
     pub chosen: Option<String>,
     /// Measured median of the steps of a real run, in seconds.
     pub measured: Option<f64>,
+    /// Line about the run and the simulation: program, box, model, layout, both times.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compared: Option<String>,
 }
 
 /// The step under one update mode.
@@ -264,6 +277,16 @@ pub fn described(config: &Config) -> Result<&BoxConfig, SimulateError> {
     }
 }
 
+/// The box of a config whose step was simulated.
+pub(crate) fn described_box(config: &Config) -> &BoxConfig {
+    match &config.device {
+        DeviceConfig::Sim { box_, .. } => box_,
+        DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => {
+            unreachable!("a step is simulated on a described box")
+        }
+    }
+}
+
 /// Records the ops of a rank in a few steps, with or without the checks of its ops.
 ///
 /// # Errors
@@ -291,10 +314,9 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
     let tokens = (config.batch.global * config.model.seq_len) as f64;
     let model_flops = tokens * shape(config).model_flops_per_token() / config.world_size() as f64;
     let model = model_flops / seconds / 1e12;
-    let (box_name, rate) = match &config.device {
-        DeviceConfig::Sim { box_, .. } => (box_.name.clone(), f64::from(box_.gpu.gemm_tflops)),
-        DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => Default::default(),
-    };
+    let box_ = described_box(config);
+    let (rate, range) = (f64::from(box_.gpu.gemm_tflops), RateRange::new(config, box_));
+    let [low, high] = range.of_rate(tokens / seconds);
     let lane = |lane: Lane| {
         let ops = || timeline.played(0).filter(|p| p.lane == lane && inside(p));
         let busy = timeline.busy(0, lane);
@@ -310,13 +332,17 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
     SimulationReport {
         simulated: true,
         name: config.name.clone(),
-        box_name,
+        box_name: box_.name.clone(),
         tensor: config.parallel.tensor,
         data: config.parallel.data,
         step_seconds: seconds,
         clipped: 0.0,
         unclipped_seconds: timeline.step_seconds(),
         tokens_per_second: tokens / seconds,
+        tokens_per_second_low: low,
+        tokens_per_second_high: high,
+        range,
+        hangs_on: None,
         hardware_tflops_per_gpu: flops / seconds / 1e12,
         model_tflops_per_gpu: model,
         share_of_gemm_rate: if rate > 0.0 { model / rate } else { 0.0 },
@@ -333,6 +359,7 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
         schedules: Vec::new(),
         chosen: None,
         measured: None,
+        compared: None,
     }
 }
 
@@ -342,6 +369,8 @@ impl SimulationReport {
         let times = self.step_seconds / seconds;
         for rate in [
             &mut self.tokens_per_second,
+            &mut self.tokens_per_second_low,
+            &mut self.tokens_per_second_high,
             &mut self.hardware_tflops_per_gpu,
             &mut self.model_tflops_per_gpu,
             &mut self.share_of_gemm_rate,

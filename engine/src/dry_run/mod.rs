@@ -10,7 +10,7 @@ pub use count::{
 
 use crate::TIMEOUT;
 use config::Config;
-use device::cuda::{self, Collectives, CudaOptions, Peers};
+use device::cuda::{self, Collectives, CudaOptions, MatmulSelection, Peers};
 use device::warm::{self, DistinctOps};
 use device::{Communicator, Device, Error, HostPlace, HostWork, Rank};
 use layout::attention::attention_library;
@@ -90,6 +90,8 @@ pub fn dry_run(
             peers: Arc::clone(&peers),
             collectives: Collectives::Auto,
             attention: attention_library(config),
+            // The stand-in driver of a dry run has no times.
+            matmuls: MatmulSelection::Heuristic,
             scratch: op_scratch(config),
             work: HostWork { rehearsal: true, ..HostWork::default() },
             programs: offload::PROGRAMS,

@@ -48,6 +48,7 @@ impl Ranks<'_> {
             peers: Arc::clone(&self.peers),
             collectives: self.options.collectives,
             attention: attention_library(self.config),
+            matmuls: self.matmuls.clone(),
             scratch: op_scratch(self.config),
             work: HostWork {
                 cpus: cpus.clone().unwrap_or_default(),

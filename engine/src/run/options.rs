@@ -6,8 +6,9 @@ use crate::train::initial_states::Weights;
 use checkpoint::hugging_face::PretrainedWeights;
 use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder};
+use config::{Config, Matmuls};
 use device::cpu::Lanes;
-use device::cuda::Collectives;
+use device::cuda::{Collectives, MatmulSelection};
 use device::{Lane, Processes, Trace};
 use files::held::LockedRunDir;
 use std::sync::Arc;
@@ -87,6 +88,23 @@ impl RunOptions {
     pub(crate) fn rollback_history(&self) -> RollbackHistory {
         let stored = || self.resume.as_ref().map(|from| from.manifest().rollback_history.clone());
         self.rollback_history.clone().or_else(stored).unwrap_or_default()
+    }
+
+    /// How GPUs select the algorithms of matmuls: with the choices of the checkpoint, if it has any.
+    pub(crate) fn matmul_selection(&self, config: &Config) -> MatmulSelection {
+        match config.matmuls {
+            Matmuls::Heuristic => MatmulSelection::Heuristic,
+            Matmuls::Timed => {
+                let from = self.resume.as_ref().map(|from| from.manifest().matmul_choices());
+                let stored = from.map(|read| {
+                    let Ok(choices) = read else {
+                        unreachable!("a manifest with damaged choices of matmuls is not opened")
+                    };
+                    choices
+                });
+                MatmulSelection::timed(stored.flatten())
+            }
+        }
     }
 
     pub(crate) fn skipped_in_a_row(&self) -> u64 {

@@ -33,6 +33,7 @@ use checkpoint::write::{
 use config::Config;
 use crossbeam_channel::Sender;
 use data::Dataset;
+use device::cuda::{MatmulChoices, MatmulSelection};
 use device::{Arena, Device, Error, Tensor};
 use files::directory::Directory;
 use files::path_text::ShownPath;
@@ -81,6 +82,8 @@ struct SaveState {
     full: bool,
     /// Files of the ranks, by rank.
     files: Vec<Option<RankRecord>>,
+    /// Lines of the run's choices of matmuls, if rank 0 has chosen them in this process.
+    matmuls: Vec<String>,
     /// The complete checkpoints from which the run resumed or which it has saved.
     good: Vec<SavedCheckpoint>,
     /// Evaluation of the best complete checkpoint.
@@ -152,10 +155,20 @@ impl Saver {
     }
 
     /// Allocates the memory of this rank's copy before the first step, if the ranks keep copies.
+    /// Checkpoints hold what the run has chosen for its `matmuls`.
     ///
     /// # Errors
     /// [`Error::HostMemory`]
-    pub(crate) fn open(&self, dev: &Device, trainer: &Trainer) -> Result<(), Error> {
+    pub(crate) fn open(
+        &self,
+        dev: &Device,
+        trainer: &Trainer,
+        matmuls: &MatmulSelection,
+    ) -> Result<(), Error> {
+        if dev.rank().index() == 0 {
+            lock(&self.shared).matmuls =
+                matmuls.chosen().map(MatmulChoices::lines).unwrap_or_default();
+        }
         let Some(copies) = &self.copies else { return Ok(()) };
         let rank = dev.rank();
         let owned = |segment| trainer.optimizer.owned(segment, BufferIndex::FIRST);
@@ -394,6 +407,7 @@ impl Saver {
             manifest.tokens = job.step * self.tokens_per_step;
             manifest.control = Control::of(&job.words, self.base.control.scaled, job.is_delayed);
             let files: Vec<_> = lock(&self.shared).files.iter_mut().map(Option::take).collect();
+            manifest.matmuls.clone_from(&lock(&self.shared).matmuls);
             hashing = files.iter().flatten().map(|file| file.hashing).max().unwrap_or_default();
             let growing = self.folder.check_lock().and_then(|()| self.growing(job.step));
             let published =

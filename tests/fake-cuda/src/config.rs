@@ -23,6 +23,16 @@ pub(crate) struct Config {
     /// Compute capabilities for which NVRTC compiles; `None`: those known to its version.
     pub(crate) nvrtc_architectures: Option<Vec<i32>>,
     pub(crate) cublaslt_version: usize,
+    /// Microseconds of cuBLASLt's algorithms for a matmul; without any it has one, and events have
+    /// the machine's clock.
+    pub(crate) algorithms: Vec<u64>,
+    /// Microseconds that an epilogue other than a bias adds to a matmul, and those of a kernel.
+    pub(crate) epilogue_us: u64,
+    pub(crate) kernel_us: u64,
+    /// Largest random part of these times, in percent.
+    pub(crate) noise_percent: u64,
+    /// Whether cuBLASLt has epilogues other than a bias.
+    pub(crate) epilogues: bool,
     pub(crate) cudnn_version: usize,
     pub(crate) nccl_version: i32,
     pub(crate) shared_devices: bool,
@@ -57,6 +67,14 @@ impl Config {
                 text.split(',').filter_map(|number| number.trim().parse().ok()).collect()
             }),
             cublaslt_version: number("FAKECUDA_CUBLASLT", 120_900) as usize,
+            algorithms: std::env::var("FAKECUDA_ALGORITHMS").map_or_else(
+                |_| Vec::new(),
+                |text| text.split(',').filter_map(|number| number.trim().parse().ok()).collect(),
+            ),
+            epilogue_us: number("FAKECUDA_EPILOGUE_US", 0),
+            kernel_us: number("FAKECUDA_KERNEL_US", 0),
+            noise_percent: number("FAKECUDA_NOISE", 0),
+            epilogues: number("FAKECUDA_EPILOGUES", 1) != 0,
             cudnn_version: number("FAKECUDA_CUDNN_VERSION", 91_900) as usize,
             nccl_version,
             shared_devices: nccl_version >= 23000 && number("NCCL_MULTI_RANK_GPU_ENABLE", 0) == 1,

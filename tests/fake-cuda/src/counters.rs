@@ -44,8 +44,18 @@ counters! {
     launches,
     /// Matmuls enqueued.
     gemms,
+    /// Matmuls enqueued by another algorithm than the first of the heuristic.
+    other_gemms,
+    /// Matmuls enqueued with an epilogue other than a bias.
+    fused_gemms,
     /// Graphs of cuDNN enqueued.
     graphs,
+    /// Matmuls enqueued with a target number of multiprocessors.
+    gemms_beside,
+    /// Communicators of ranks that were made with a bound of blocks.
+    bounded_communicators,
+    /// Sum of these bounds.
+    communicator_ctas,
     /// Collectives enqueued, per rank.
     collectives,
     /// Payload bytes of the enqueued collectives, per rank.

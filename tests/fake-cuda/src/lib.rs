@@ -19,11 +19,17 @@
 //! | `FAKECUDA_BLOCKING` | 0 | 1: a full queue also blocks queries, see below |
 //! | `FAKECUDA_NCCL_HOPS` | 0 | 1: 16-bit sums go around a ring and are rounded at each hop |
 //! | `FAKECUDA_FAIL` | none | failures on demand, see below |
+//! | `FAKECUDA_WRONG` | none | wrong results on demand, see below |
 //! | `FAKECUDA_PEER` | 1 | 0: devices cannot access each other |
 //! | `FAKECUDA_DRIVER` | 13000 | result of `cuDriverGetVersion` |
 //! | `FAKECUDA_NVRTC` | 12.9 | result of `nvrtcVersion`; 13 and newer compile for sm_75 and newer |
 //! | `FAKECUDA_NVRTC_ARCHS` | by version | compute capabilities that NVRTC knows, e.g. `70,80,90` |
 //! | `FAKECUDA_CUBLASLT` | 120900 | result of `cublasLtGetVersion`, see below |
+//! | `FAKECUDA_ALGORITHMS` | none | simulated times of cuBLASLt's algorithms, see below |
+//! | `FAKECUDA_EPILOGUE_US` | 0 | microseconds that an epilogue other than a bias adds to a matmul |
+//! | `FAKECUDA_KERNEL_US` | 0 | microseconds of a kernel, if matmuls have simulated times |
+//! | `FAKECUDA_NOISE` | 0 | largest random part of simulated times, in percent of the time |
+//! | `FAKECUDA_EPILOGUES` | 1 | 0: cuBLASLt's search refuses an epilogue other than a bias as invalid |
 //! | `FAKECUDA_CUDNN_VERSION` | 91900 | result of `cudnnGetVersion` |
 //! | `FAKECUDA_NCCL` | 22403 | result of `ncclGetVersion` |
 //! | `NCCL_MULTI_RANK_GPU_ENABLE` | 0 | 1 and NCCL 2.30 or newer: ranks may share a device |
@@ -39,6 +45,10 @@
 //!   thread is blocked in a full queue.
 //! - `FAKECUDA_CUBLASLT`: needs a driver of the same or a newer major version. From 13 on it has no
 //!   matmuls for sm_70.
+//! - `FAKECUDA_ALGORITHMS`: microseconds of each algorithm that cuBLASLt has for a matmul, in the order
+//!   of its heuristic, such as `2000,1000`. An algorithm of 0 microseconds is refused when it should
+//!   run, with `ALLOC_FAILED`. Algorithm i sums i + 1 parts of k one after another, so its bits differ.
+//!   Events then have a simulated clock, which only matmuls and kernels move.
 //!
 //! `FAKECUDA_FAIL` is a comma-separated list of `kind:N`, or `kind:N@D` to count on device D only;
 //! N counts from 1:
@@ -61,6 +71,18 @@
 //! | `nccl` | collective of each communicator | never completes, until the communicator is aborted |
 //! | `nccl-error` | collective of each communicator | the same, and `ncclRemoteError` as its async error |
 //!
+//! `FAKECUDA_WRONG` is a comma-separated list of kinds of work. All work of such a kind returns
+//! success and has wrong results:
+//!
+//! | kind | what is wrong |
+//! |---|---|
+//! | `kernel=NAME` | the last block of the kernel does not run |
+//! | `copy` | a copy between pinned memory and a device leaves out the last four bytes |
+//! | `gemm` | the sums of matmuls leave out the last product |
+//! | `tf32` | matmuls of fp32 round their operands to TF32 |
+//! | `graph` | the numbers of the host in a graph of cuDNN count twice |
+//! | `nccl` | sums leave out the last rank |
+//!
 //! Behaviour of the stand-ins:
 //! - Streams run asynchronously, one thread for each queue.
 //! - An async copy from pageable memory blocks; an async copy from pinned memory does not.
@@ -72,7 +94,7 @@
 //! - Memory registered without `PORTABLE` is pinned for one context.
 //! - A kernel with an argument in another device's memory needs peer access; a copy does not.
 //!
-//! Not simulated: timing, races within a kernel (see [`ptx`]), legacy default-stream ordering.
+//! Not simulated: other timing, races within a kernel (see [`ptx`]), legacy default-stream ordering.
 
 #![expect(
     clippy::undocumented_unsafe_blocks,
@@ -82,6 +104,7 @@
 
 mod blaslt;
 mod call;
+mod clock;
 mod code;
 mod config;
 mod counters;
@@ -103,6 +126,7 @@ pub mod ptx;
 mod stats;
 mod stream;
 mod sync;
+mod wrong;
 
 pub use counters::{MemoryUse, Stats};
 pub use folder::library_folder;

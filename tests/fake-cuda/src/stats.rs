@@ -4,8 +4,8 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::{
+    clock,
     counters::{MemoryUse, Stats, snapshot},
-    driver::events,
     machine::machine,
     sync::lock,
 };
@@ -35,7 +35,7 @@ unsafe extern "C" fn fakecuda_memory(device: c_int, out: *mut MemoryUse) -> c_in
 /// Sets the clock of events forward, by seconds.
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_advance(seconds: u64) {
-    events::advance(seconds);
+    clock::advance(seconds);
 }
 
 /// The counters of the libraries that this process opened by name; `None` if they are not fake.

@@ -14,7 +14,7 @@ use tests::lay_out;
 
 /// Usable bytes of a V100 with 32 GB and of an H100 with 80 GB, as their drivers report them.
 const V100: &str = "34089730048";
-const H100: &str = "85028765696";
+pub(super) const H100: &str = "85028765696";
 
 fn config(path: &str, sets: &[&str]) -> Config {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs").join(path);
@@ -90,7 +90,12 @@ pub(super) fn h100() {
     plays_within_memory(&config("h100-1.3b.ron", &["batch.global=16"]));
 }
 
-fn accounted(case: &str, sm: &str, devices: &str, memory: &str) {
+pub(super) fn two_h100() {
+    let two = ["parallel.data=2", "batch.global=32"];
+    plays_within_memory(&config("h100-1.3b.ron", &two));
+}
+
+pub(super) fn accounted(case: &str, sm: &str, devices: &str, memory: &str) {
     let variables = [
         ("FAKECUDA_ACCOUNTING", "1"),
         ("FAKECUDA_SM", sm),

@@ -2,7 +2,8 @@
 //! attention, so a wrong graph has wrong results.
 
 use super::{ALONE, in_process, on_a_real_gpu, on_cuda, try_run, under_fake};
-use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, Peers, attention_workspace};
+use device::cuda::attention_workspace;
+use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, MatmulSelection, Peers};
 use device::{Arena, Device, Dropout, Dtype, Heads, Lane, Op, Plan, Rank, Scores, Tensor, random};
 use device::{Communicator, HostWork};
 use engine::run::RunOptions;
@@ -90,6 +91,7 @@ impl Bench {
             peers: Arc::new(Peers::new(1)),
             collectives: Collectives::InProcess,
             attention: library,
+            matmuls: MatmulSelection::Heuristic,
             scratch,
             work: HostWork::default(),
             programs: &[],

@@ -2,7 +2,7 @@
 //! lengths and types.
 
 use device::cpu::{self, CpuOptions, Lanes};
-use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, Peers};
+use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, MatmulSelection, Peers};
 use device::{Arena, Device, Dtype, Group, Lane, Op, Plan, Rank, Reduction, Tensor, random};
 use device::{Communicator, HostWork};
 use std::sync::Arc;
@@ -115,6 +115,7 @@ fn on_gpu(rank: Rank, plan: &Arc<Plan>, world: &Arc<Communicator>, peers: &Arc<P
         peers: Arc::clone(peers),
         collectives: Collectives::InProcess,
         attention: AttentionLibrary::Own,
+        matmuls: MatmulSelection::Heuristic,
         scratch: 0,
         work: HostWork::default(),
         programs: &[],

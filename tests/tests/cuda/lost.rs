@@ -1,6 +1,6 @@
 //! A lost GPU: the error says how the GPU was lost, for every call that can find the loss.
 
-use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, Peers};
+use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, MatmulSelection, Peers};
 use device::{Arena, Device, Dtype, Error, Lane, Op, Plan, Rank, Tensor};
 use device::{Communicator, HostContext, HostOp, HostTask, HostWork, Mode};
 use std::sync::Arc;
@@ -20,6 +20,7 @@ fn open() -> (Device, [Tensor; 3]) {
         peers: Arc::new(Peers::new(1)),
         collectives: Collectives::InProcess,
         attention: AttentionLibrary::Own,
+        matmuls: MatmulSelection::Heuristic,
         scratch: 0,
         work: HostWork::default(),
         programs: &[],

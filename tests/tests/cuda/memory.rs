@@ -2,7 +2,7 @@
 
 use super::{on_cuda, try_run};
 use config::Config;
-use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, Peers};
+use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, MatmulSelection, Peers};
 use device::{Arena, Communicator, Dtype, Plan, Rank, ViewMut};
 use engine::run::RunOptions;
 use predict::plan::{Report, memory_report};
@@ -71,6 +71,7 @@ pub(super) fn weights_are_written_in_pieces() {
         peers: Arc::new(Peers::new(1)),
         collectives: Collectives::InProcess,
         attention: AttentionLibrary::Own,
+        matmuls: MatmulSelection::Heuristic,
         scratch: 0,
         work: device::HostWork::default(),
         programs: &[],

@@ -12,7 +12,7 @@ use tests::{RunRecord, lay_out, short_text, tiny, try_run_on};
 const DP4: &[&str] = &["parallel.data=4"];
 
 /// Results of a run of `sets` by two processes, one result for each process.
-fn by_two(sets: &[&str], options: &RunOptions) -> Vec<Result<RunRecord, Box<RunError>>> {
+pub(super) fn by_two(sets: &[&str], options: &RunOptions) -> Vec<Result<RunRecord, Box<RunError>>> {
     let (config, data) = (on_cuda(tiny(sets)), short_text());
     let (built, over) = (lay_out(&config), AtomicBool::new(false));
     let all = Processes::in_threads(2);

@@ -442,7 +442,7 @@ fn scores_backward(
     );
 }
 
-/// What the gradients of scores depend on, by query of a block.
+/// Numbers for the gradients of a block's scores, by query.
 struct Queries {
     lse: [f32; LANES],
     delta: [f32; LANES],

@@ -156,23 +156,25 @@ mod tests {
                     Scores { scale: 0.75, ..Scores::of(dim) },
                     Scores { scale: 0.75, cap: Some(1.5), window: None },
                 ] {
-                    check(threads, (dtype, ulp), n, (count, kv_count, dim), scores);
+                    let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 1 };
+                    check(Rig::new(threads), dtype, ulp, n, dim, heads, scores);
                 }
             }
         }
     }
 
-    /// Compares with the formula, for `n` rows of the cache and (H, K, D).
+    /// Compares with the formula, for `n` rows of the cache and heads of `dim` elements.
     fn check(
-        threads: usize,
-        (dtype, ulp): (Dtype, f64),
+        mut rig: Rig,
+        dtype: Dtype,
+        ulp: f64,
         n: usize,
-        (count, kv_count, dim): (usize, usize, usize),
+        dim: usize,
+        heads: Heads,
         scores: Scores,
     ) {
-        let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 1 };
+        let Heads { count, kv_count, .. } = heads;
         let width = 2 * kv_count * dim;
-        let mut rig = Rig::new(threads);
         let q = rig.put(dtype, (1, count * dim), &noise(1, count * dim));
         let cache = rig.put(dtype, (n, width), &noise(2, n * width));
         let out = rig.out(dtype, (1, count * dim));

@@ -254,9 +254,9 @@ mod tests {
         starts(5, &[2, 3, 1, 1, 3].repeat(rows.div_ceil(5)))[..rows].to_vec()
     }
 
-    /// What a test varies.
+    /// Sizes and options of a test.
     #[derive(Clone, Copy)]
-    struct Case {
+    struct RotaryCase {
         rows: usize,
         dim: usize,
         /// Elements of a head that turn.
@@ -267,8 +267,8 @@ mod tests {
     }
 
     /// The plain formula.
-    fn rotary_f64(qkv: &[f64], case: Case, gains: [&[f64]; 2]) -> Vec<f64> {
-        let Case { rows, dim, turned, offset, packed } = case;
+    fn rotary_f64(qkv: &[f64], case: RotaryCase, gains: [&[f64]; 2]) -> Vec<f64> {
+        let RotaryCase { rows, dim, turned, offset, packed } = case;
         let starts = if packed { documents(rows) } else { vec![0; rows] };
         let (heads, table) = (heads(), table(5, turned));
         let columns = qkv.len() / rows;
@@ -296,8 +296,8 @@ mod tests {
     }
 
     /// Rotated qkv, d_qkv rotated back, and the gradients of the gains.
-    fn run_ops(threads: usize, dtype: Dtype, case: Case) -> Vec<Vec<f64>> {
-        let Case { rows, dim, turned, offset, packed } = case;
+    fn run_ops(threads: usize, dtype: Dtype, case: RotaryCase) -> Vec<Vec<f64>> {
+        let RotaryCase { rows, dim, turned, offset, packed } = case;
         let (mut rig, heads, n) = (Rig::new(threads), heads(), rows * 10 * dim);
         let table = rig.put(Dtype::F32, (heads.seq_len, turned), &table(heads.seq_len, turned));
         let qkv = rig.put(dtype, (rows, 10 * dim), &noise(1, n));
@@ -320,7 +320,8 @@ mod tests {
 
     #[test]
     fn rotation_and_its_gradients_are_the_formula_in_every_type() {
-        let case = |rows, (dim, turned), offset, packed| Case { rows, dim, turned, offset, packed };
+        let case =
+            |rows, (dim, turned), offset, packed| RotaryCase { rows, dim, turned, offset, packed };
         for (dtype, ulp) in TYPES {
             for case in [
                 case(5, (2, 2), None, false),
@@ -332,7 +333,7 @@ mod tests {
                 case(10, (16, 4), None, false),
                 case(5, (10, 6), Some(1.0), true),
             ] {
-                let Case { rows, dim, .. } = case;
+                let RotaryCase { rows, dim, .. } = case;
                 let (x, d) = (noise(1, rows * 10 * dim), noise(2, rows * 10 * dim));
                 let (q, k) = (noise(3, dim), noise(4, dim));
                 let formula = |x: &[f64], q: &[f64], k: &[f64]| rotary_f64(x, case, [q, k]);
@@ -353,7 +354,7 @@ mod tests {
 
     #[test]
     fn elements_that_do_not_turn_keep_their_bits() {
-        let case = Case { rows: 10, dim: 16, turned: 6, offset: None, packed: false };
+        let case = RotaryCase { rows: 10, dim: 16, turned: 6, offset: None, packed: false };
         let got = run_ops(1, Dtype::F32, case);
         for (got, seed) in got.iter().zip([1, 2]) {
             let before = noise(seed, got.len());
@@ -370,7 +371,7 @@ mod tests {
     fn threads_change_no_bit() {
         for offset in [None, Some(1.0)] {
             let (packed, turned) = (offset.is_some(), if offset.is_some() { 6 } else { 16 });
-            let case = Case { rows: 400, dim: 16, turned, offset, packed };
+            let case = RotaryCase { rows: 400, dim: 16, turned, offset, packed };
             let run = |threads| run_ops(threads, Dtype::Bf16, case);
             assert_eq!(run(1), run(3));
         }

@@ -261,7 +261,7 @@ mod tests {
         let kept = UntrainedTensors::decode(&kept.encode()).unwrap();
         let source = kept.clone().open().unwrap();
         for tensor in &source.tensors {
-            let mut bytes = Vec::new();
+            let mut bytes: Vec<u8> = Vec::new();
             let mut write = |part: &[u8]| {
                 bytes.extend(part);
                 Ok(())

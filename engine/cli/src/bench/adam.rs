@@ -1,8 +1,10 @@
-//! Measures the update on the host alone, with the tasks of a run. The update alternates with loops
-//! that load and store the same bytes without arithmetic, and with other states and instructions.
+//! Measures the update on the host alone, with the tasks of a run. The update alternates with a loop
+//! that loads and stores the same bytes without arithmetic, and with other states and instructions. The
+//! loop is the fastest one over vector widths, kinds of stores and prefetch distances.
 //! Other load on the machine therefore affects all of them equally.
 
 use super::node_memory::Node;
+use super::triad::Triad;
 use super::{median, open_on_host, timed};
 use config::TILE_ELEMENTS as TILE;
 use device::numerics::SimdPath;
@@ -10,7 +12,7 @@ use device::{Arena, Device, Dtype, Error, HostOp, Lane, Plan, Tensor, ThreadTeam
 use engine::run::devices::kernel_team;
 use offload::{
     AdamTile, NoiseRun, Phase, Rule, SpeculationBuffers, SpeculativeTile, SpeculativeTraffic,
-    Storage, TileNoise, TrafficTile, control,
+    Storage, TileNoise, TrafficLoop, TrafficTile, control,
 };
 use serde::Serialize;
 use std::sync::Arc;
@@ -57,8 +59,12 @@ pub struct Row {
     pub params_per_s: f64,
     /// 10^9 bytes per second, from `seconds`.
     pub gb_per_s: f64,
-    /// 10^9 bytes per second of the same traffic without arithmetic.
+    /// 10^9 bytes per second of the same traffic without arithmetic, by the fastest loop.
     pub ceiling_gb_per_s: f64,
+    /// The loop of the ceiling: vectors, stores, prefetches.
+    pub ceiling_loop: String,
+    /// 10^9 bytes per second of STREAM's triad on the same threads; `None` if no states are arrays of fp32.
+    pub triad_gb_per_s: Option<f64>,
     /// Time of the traffic alone divided by the time of the update.
     pub share_of_ceiling: f64,
     /// Number of rounds in each median.
@@ -115,8 +121,60 @@ pub fn cases(threads: usize, only: Option<SimdPath>, states_only: bool) -> Vec<C
     cases
 }
 
-/// Two tasks per tile: its update, and the same traffic without arithmetic.
-type Tiles = Vec<[Arc<HostOp>; 2]>;
+/// The update of a tile, and the tile for the same traffic without arithmetic.
+struct BenchTile {
+    update: Arc<HostOp>,
+    traffic: TileTraffic,
+}
+
+/// The tile of a traffic.
+enum TileTraffic {
+    InPlace(AdamTile),
+    /// A speculative update has one loop: it copies past the caches.
+    OutOfPlace(Box<SpeculativeTile>),
+}
+
+impl TileTraffic {
+    /// The traffic by the loop `by`.
+    fn op(&self, by: TrafficLoop) -> Arc<HostOp> {
+        match self {
+            Self::InPlace(tile) => HostOp::new(TrafficTile { tile: tile.clone(), by }),
+            Self::OutOfPlace(tile) => HostOp::new(SpeculativeTraffic((**tile).clone())),
+        }
+    }
+}
+
+/// Number of tiles on which the loops are compared, and of passes over them; the first pass is not timed.
+const SAMPLE: usize = 12;
+const PASSES: usize = 3;
+
+/// The fastest of `loops` over the traffic of `tiles`: the one with the least sum of each tile's fastest
+/// pass. `run` runs a task and waits for it.
+fn fastest_loop(
+    loops: Vec<TrafficLoop>,
+    tiles: &[BenchTile],
+    run: &dyn Fn(&Arc<HostOp>) -> Result<(), Error>,
+) -> Result<TrafficLoop, Error> {
+    let sample = &tiles[..tiles.len().min(SAMPLE)];
+    let mut fastest: Option<(f64, TrafficLoop)> = None;
+    for by in loops {
+        let ops: Vec<Arc<HostOp>> = sample.iter().map(|tile| tile.traffic.op(by)).collect();
+        let mut least = vec![f64::INFINITY; ops.len()];
+        for pass in 0..=PASSES {
+            for (op, least) in ops.iter().zip(&mut least) {
+                let seconds = timed(|| run(op))?;
+                if pass > 0 {
+                    *least = least.min(seconds);
+                }
+            }
+        }
+        let seconds: f64 = least.iter().sum();
+        if fastest.is_none_or(|(fastest, _)| seconds < fastest) {
+            fastest = Some((seconds, by));
+        }
+    }
+    Ok(fastest.map_or_else(|| unreachable!("the portable path has loops"), |(_, by)| by))
+}
 
 /// Seconds of a case: of each tile with and without arithmetic, and of each pass over all tiles.
 type Times = ([Vec<Vec<f64>>; 2], Vec<f64>);
@@ -146,7 +204,8 @@ pub(super) fn adam_on(
     let Some(one) = cases.first() else { return Ok(Vec::new()) };
     let site = std::panic::Location::caller();
     let refused = |problem| Error::Task { rank: 0, op: "adam_tile", site, problem };
-    let (mut plan, mut states): (_, Vec<((Storage, bool), _)>) = (Plan::default(), Vec::new());
+    let (mut plan, mut states): (_, Vec<((Storage, bool), PlannedTiles)>) =
+        (Plan::default(), Vec::new());
     // Cases of one kind share one set of states.
     let of_case = cases.iter().map(|Case { storage, speculative, .. }| {
         let kind = (*storage, *speculative);
@@ -158,16 +217,27 @@ pub(super) fn adam_on(
     let of_case: Vec<usize> = of_case.collect();
     cases.iter().try_for_each(|case| case.path.choose().map_err(refused))?;
     let dev = open_on_host(plan, team, one.small_pages, node)?;
-    for (_, ((_, control), fills)) in &states {
+    let run = |op: &Arc<HostOp>| {
+        dev.submit_host(op, 0);
+        dev.sync(dev.record(Lane::Host))
+    };
+    // STREAM works on the arrays of the states, before they get their values.
+    let wide = states.iter().find_map(|(_, planned)| planned.triad());
+    let triad = wide.map(|triad| triad.gb_per_s(&run)).transpose()?;
+    for (_, PlannedTiles { control, fills, .. }) in &states {
         for (tensor, value) in fills {
             dev.write(*tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))?;
         }
         write_control(&dev, *control)?;
     }
-    let run = |op: &Arc<HostOp>| {
-        dev.submit_host(op, 0);
-        dev.sync(dev.record(Lane::Host))
-    };
+    let mut ceilings = Vec::new();
+    for ((_, speculative), PlannedTiles { tiles, .. }) in &states {
+        let mut loops = TrafficLoop::all();
+        loops.truncate(if *speculative { 1 } else { loops.len() });
+        let by = fastest_loop(loops, tiles, &run)?;
+        let ops: Vec<Arc<HostOp>> = tiles.iter().map(|tile| tile.traffic.op(by)).collect();
+        ceilings.push((by, ops));
+    }
     let count = params.div_ceil(TILE);
     // Cases with the same states share tensors. At any moment they work on distant tiles, so that
     // none finds its tile in the caches after another case.
@@ -183,10 +253,11 @@ pub(super) fn adam_on(
             let cases = cases.iter().zip(&mut times).zip(&mut passes).enumerate();
             for (number, ((case, ([update, traffic], _)), pass)) in cases {
                 case.path.choose().map_err(refused)?;
-                let (_, ((tiles, _), _)) = &states[of_case[number]];
+                let (_, PlannedTiles { tiles, .. }) = &states[of_case[number]];
+                let (_, traffic_ops) = &ceilings[of_case[number]];
                 let [tile, other] = [0, 1].map(|of| at(turn, 2 * number + of));
                 let (first, second) =
-                    (timed(|| run(&tiles[tile][0]))?, timed(|| run(&tiles[other][1]))?);
+                    (timed(|| run(&tiles[tile].update))?, timed(|| run(&traffic_ops[other]))?);
                 *pass += first;
                 update[tile].push(first);
                 traffic[other].push(second);
@@ -198,8 +269,16 @@ pub(super) fn adam_on(
     dev.finish()?;
     // Sums each tile's median over all tiles, without the first round, which faults the memory in.
     let sum = |all: &[Vec<f64>]| all.iter().map(|tile| median(&tile[1..])).sum::<f64>();
-    let rows = cases.iter().zip(&times).map(|(case, ([update, traffic], passes))| {
-        row(*case, params, [sum(update), sum(traffic), median(&passes[1..])], rounds - 1)
+    let rows = cases.iter().zip(&times).enumerate();
+    let rows = rows.map(|(number, (case, ([update, traffic], passes)))| {
+        let seconds = [sum(update), sum(traffic), median(&passes[1..])];
+        let (by, _) = &ceilings[of_case[number]];
+        let words = if case.speculative { "copies past the caches".into() } else { by.words() };
+        Row {
+            ceiling_loop: words,
+            triad_gb_per_s: triad,
+            ..row(*case, params, seconds, rounds - 1)
+        }
     });
     Ok(rows.collect())
 }
@@ -223,18 +302,34 @@ fn row(case: Case, params: usize, [seconds, traffic, pass]: [f64; 3], rounds: us
         params_per_s: params as f64 / seconds,
         gb_per_s: bytes / seconds / 1e9,
         ceiling_gb_per_s: bytes / traffic / 1e9,
+        ceiling_loop: String::new(),
+        triad_gb_per_s: None,
         share_of_ceiling: traffic / seconds,
         rounds,
     }
 }
 
+/// Tiles of one kind of states.
+struct PlannedTiles {
+    tiles: Vec<BenchTile>,
+    control: Tensor,
+    /// Initial value of each tensor.
+    fills: Vec<(Tensor, f64)>,
+    /// Masters, and both moments.
+    states: [Tensor; 3],
+}
+
+impl PlannedTiles {
+    /// STREAM's triad over the states; `None` if they are not arrays of fp32.
+    fn triad(&self) -> Option<Triad> {
+        let is_wide = self.states.iter().all(|state| state.dtype() == Dtype::F32);
+        let [b, c, to] = self.states;
+        is_wide.then_some(Triad { b, c, to })
+    }
+}
+
 /// Builds all tiles and the control block, with the initial value of each tensor.
-fn tiles(
-    plan: &mut Plan,
-    storage: Storage,
-    speculative: bool,
-    params: usize,
-) -> ((Tiles, Tensor), Vec<(Tensor, f64)>) {
+fn tiles(plan: &mut Plan, storage: Storage, speculative: bool, params: usize) -> PlannedTiles {
     let mut tensor = |name: &str, dtype, len| {
         plan.tensor((Arena::Pinned, "of the measurement"), name, dtype, (1, len))
     };
@@ -277,19 +372,22 @@ fn tiles(
             noise: TileNoise { runs: Arc::clone(&noise), start: at },
         };
         let Some(second) = &second else {
-            return [HostOp::new(tile()), HostOp::new(TrafficTile(tile()))];
+            let (update, traffic) = (HostOp::new(tile()), TileTraffic::InPlace(tile()));
+            return BenchTile { update, traffic };
         };
         let second = second.tile(&(at..(at + TILE).min(params)), at / TILE);
         let speculative =
             SpeculativeTile { tile: tile(), buffers: second, phase: Phase::Speculate };
-        [HostOp::new(speculative.clone()), HostOp::new(SpeculativeTraffic(speculative))]
+        let update = HostOp::new(speculative.clone());
+        BenchTile { update, traffic: TileTraffic::OutOfPlace(Box::new(speculative)) }
     };
     let all = (0..params).step_by(TILE).map(tile).collect();
     let second = second.iter().flat_map(|second| second.states.into_iter().chain(second.upper));
     let second = second.map(|array| (array, 1e-2)).collect::<Vec<_>>();
     let fills =
         vec![(grad, 1e-2), (master, 2e-2), (momentum, 1e-3), (variance, 1e-5), (param, 2e-2)];
-    ((all, control), [fills, second].concat())
+    let (fills, states) = ([fills, second].concat(), [master, momentum, variance]);
+    PlannedTiles { tiles: all, control, fills, states }
 }
 
 /// Writes the decision of the third step of a run.

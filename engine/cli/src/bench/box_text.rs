@@ -1,11 +1,11 @@
 //! Text of a [`GpuBox`] as a box file. A comment above each key says what was measured and how.
 
 use super::gpu_box::{ConcurrentRates, GpuBox, Products};
-use super::{MatmulShape, NodeMemory, Row};
+use super::{BlockShape, CollectiveRate, ConcurrentUpdate, NodeMemory, Row};
 use device::Dtype;
 use files::output::Output;
 use files::utc::Utc;
-use predict::sim::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_SHARE};
+use predict::sim::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE};
 use std::fmt::Write as _;
 use topology::{counted, format_bytes};
 
@@ -77,7 +77,8 @@ impl GpuBox {
             counted(self.cores, "core")
         ));
         text.say(
-            "Rates are the fastest of 5 rounds after one that is not counted, or the median where that is said. The simulator \
+            "Rates are the fastest of 5 rounds after one that is not counted, or the median where that is said, as for products: a \
+             GPU lowers its clock under load. The simulator \
              gives most keys a share of themselves, as of a data sheet's figure: what was measured is divided by that share, \
              so that a simulation has what was measured.",
         );
@@ -91,19 +92,40 @@ impl GpuBox {
     fn gpu(&self, text: &mut Text) {
         let [halves, wide] = &self.products;
         text.say(&format!("Measured: {}.", products(halves)));
-        text.rate("gemm_tflops", halves.tflops);
-        text.say(&format!("Measured: {}; divided by {WIDE_SHARE}.", products(wide)));
-        text.rate("fp32_tflops", wide.tflops / WIDE_SHARE);
+        text.rate("gemm_tflops", halves.simulated_tflops.unwrap_or(halves.tflops));
+        text.say(&format!("Measured: {}.", products(wide)));
+        text.rate("fp32_tflops", wide.simulated_tflops.unwrap_or(wide.tflops));
         text.say(&format!(
             "Measured: onebox's kernel that adds one array of {} to another moves {:.2} GB/s; divided by {MEMORY_SHARE}.",
             format_bytes(self.bytes),
             self.streamed
         ));
         text.rate("memory_gb_per_s", self.streamed / MEMORY_SHARE);
+        self.collectives(text);
         self.peers(text);
         text.say("What the driver tells.");
         text.key("processors", &self.gpu.processors);
         text.key("sm", &self.gpu.sm);
+    }
+
+    /// Comment about collectives by size and number of GPUs.
+    fn collectives(&self, text: &mut Text) {
+        let rates = match &self.collectives {
+            Ok(rates) => rates,
+            Err(_) if self.gpus < 2 => return,
+            Err(why) => {
+                text.say(&format!("Collectives by size are not measured: {why}."));
+                return;
+            }
+        };
+        let rate = |CollectiveRate { op, ranks, bytes, sent }: &CollectiveRate| {
+            format!("{op} of {} on {ranks}: {sent:.2}", format_bytes(*bytes))
+        };
+        let rates: Vec<String> = rates.iter().map(rate).collect();
+        text.say(&format!(
+            "Measured: GB/s that each GPU sends, by size and number of GPUs: {}.",
+            rates.join("; ")
+        ));
     }
 
     fn peers(&self, text: &mut Text) {
@@ -136,6 +158,16 @@ impl GpuBox {
         self.together.as_ref().map_or(alone, |ConcurrentRates { up, down, .. }| up.min(*down))
     }
 
+    /// GB/s that the channels of a node move in a step: `changed` in place, or what the update and copies
+    /// move together. If there are several nodes, copies may use another node than the slowest.
+    fn channels(&self, changed: f64) -> f64 {
+        let ConcurrentUpdate { adam, copied } = &self.beside;
+        match self.copies.memory.len() {
+            1 => changed.min(adam.gb_per_s + copied),
+            _ => changed,
+        }
+    }
+
     fn host(&self, text: &mut Text) {
         let slowest = self.copies.memory.iter().min_by(|a, b| a.rmw.total_cmp(&b.rmw));
         let size = format_bytes(self.bytes);
@@ -146,18 +178,27 @@ impl GpuBox {
                 "Measured on the slowest node, {threads}, arrays of {size}, medians of 7: {rmw:.2} GB/s changed in place (read \
                  and written), {read:.2} read, {write:.2} written, {copy:.2} copied. The first, divided by {CHANNEL_SHARE}.",
             ));
-            text.rate("node_gb_per_s", rmw / CHANNEL_SHARE);
+            text.say(&format!(
+                "Measured while a GPU copies {:.2} GB/s, both ways added: AdamW moves {:.2} GB/s. A step has both at once, so on one \
+                 node the key is no more than their sum, divided by {CHANNEL_SHARE}.",
+                self.beside.copied, self.beside.adam.gb_per_s
+            ));
+            text.rate("node_gb_per_s", self.channels(*rmw) / CHANNEL_SHARE);
         }
+        // Caches may hold what one core updates, and a box refuses a core that is faster than its node.
+        let node = slowest.map_or(f64::INFINITY, |node| self.channels(node.rmw) / CHANNEL_SHARE);
         let Self { adam, copies, core, .. } = self;
         let Row { params, path, gb_per_s, threads, .. } = adam;
         let (threads, share) = (counted(threads, "thread"), 100.0 * adam.share_of_ceiling);
         text.say(&format!(
             "Measured: AdamW of {params} parameters ({path}, fp32 states) moves {gb_per_s:.2} GB/s on {threads} of the slowest \
-             node, {share:.0} % of the same traffic without arithmetic. Divided by the threads: together they update as fast \
+             node, {share:.0} % of the same traffic without arithmetic by the fastest loop ({}); STREAM's triad: {}. Divided by the threads: together they update as fast \
              as they did. One core alone changes an array of {size} in place with {:.2} GB/s, read and written.",
+            adam.ceiling_loop,
+            adam.triad_gb_per_s.map_or("not measured".to_owned(), |rate| format!("{rate:.2} GB/s")),
             core.rmw
         ));
-        text.rate("core_gb_per_s", adam.gb_per_s_and_thread());
+        text.rate("core_gb_per_s", adam.gb_per_s_and_thread().min(node));
         text.key("cores", &self.cores);
         let ceiling = match copies.ceiling {
             Some(gb) => format!("; {} has {gb:.1}", copies.ceiling_is),
@@ -180,15 +221,23 @@ impl GpuBox {
 }
 
 fn products(of: &Products) -> String {
-    let Products { tflops, shape: MatmulShape { m, k, n }, tried, dtype } = of;
+    let Products { tflops, simulated_tflops, block, load, rounds, dtype } = of;
+    let BlockShape { tokens, hidden, qkv, ffn } = block;
     let kind = match dtype {
         Dtype::Bf16 => "bf16",
         Dtype::F16 => "fp16",
         _ => "fp32",
     };
+    let key = match simulated_tflops {
+        Some(rate) => format!("with {rate:.4} a simulation of them takes as long"),
+        None => {
+            "a simulation of them takes longer with any rate, so this rate is the key".to_owned()
+        }
+    };
     format!(
-        "{kind} products of ({m}, {k}) by ({k}, {n}) reach {tflops:.4} TFLOPS after a second under load, the best of {}",
-        counted(tried, "shape")
+        "{kind} products of a block with their gradients ({tokens} tokens, hidden {hidden}, {qkv} columns of queries, keys and \
+         values, MLP {ffn}) reach {tflops:.4} TFLOPS, the median of {} in the second half of {load:.0} s under load; {key}",
+        counted(rounds, "round")
     )
 }
 
@@ -262,10 +311,29 @@ mod tests {
             copy: 180.0,
             rmw,
         };
-        let products = |tflops, dtype| Products {
+        let adam = |gb_per_s: f64| Row {
+            path: "avx512",
+            state: "fp32".into(),
+            threads: 64,
+            page_kib: 2048,
+            params: 1 << 26,
+            bytes_per_param: 28.0,
+            seconds: 0.004,
+            pass_seconds: 0.004,
+            params_per_s: 1.6e10,
+            gb_per_s,
+            ceiling_gb_per_s: 460.0,
+            ceiling_loop: "avx512, cached stores, no prefetches".into(),
+            triad_gb_per_s: Some(430.0),
+            share_of_ceiling: 0.98,
+            rounds: 5,
+        };
+        let products = |tflops: f64, dtype| Products {
             tflops,
-            shape: MatmulShape { m: 4096, k: 8192, n: 2048 },
-            tried: 3,
+            simulated_tflops: Some(1.05 * tflops),
+            block: BlockShape { tokens: 8192, hidden: 4096, qkv: 6144, ffn: 14_336 },
+            load: 10.0,
+            rounds: 400,
             dtype,
         };
         GpuBox {
@@ -298,22 +366,15 @@ mod tests {
                 memory: vec![memory(240.0), memory(232.0)],
             },
             together,
+            collectives: Ok(vec![CollectiveRate {
+                op: "all_reduce",
+                ranks: 2,
+                bytes: 16 << 20,
+                sent: 123.4,
+            }]),
             core: memory(15.0),
-            adam: Row {
-                path: "avx512",
-                state: "fp32".into(),
-                threads: 64,
-                page_kib: 2048,
-                params: 1 << 26,
-                bytes_per_param: 28.0,
-                seconds: 0.004,
-                pass_seconds: 0.004,
-                params_per_s: 1.6e10,
-                gb_per_s: 450.0,
-                ceiling_gb_per_s: 460.0,
-                share_of_ceiling: 0.98,
-                rounds: 5,
-            },
+            beside: ConcurrentUpdate { adam: adam(300.0), copied: 80.0 },
+            adam: adam(450.0),
             bytes: 512 << 20,
         }
     }
@@ -333,14 +394,21 @@ mod tests {
             let is = f64::from(key) * share;
             assert!((is / measured - 1.0).abs() < 1e-3, "{is} for {measured} in\n{text}");
         };
-        near(read.gpu.gemm_tflops, 1.0, 712.5);
-        near(read.gpu.fp32_tflops, WIDE_SHARE, 51.0);
+        near(read.gpu.gemm_tflops, 1.0, 1.05 * 712.5);
+        near(read.gpu.fp32_tflops, 1.0, 1.05 * 51.0);
         near(read.gpu.memory_gb_per_s, MEMORY_SHARE, 2680.0);
         near(read.gpu.peer_gb_per_s, NVLINK_SHARE, 330.0);
         near(read.host.link_gb_per_s, LINK_SHARE, 48.0);
         near(read.host.node_gb_per_s, CHANNEL_SHARE, 232.0);
         near(read.host.core_gb_per_s, 64.0, 450.0);
         assert_eq!((read.gpus, read.numa_nodes, read.host.cores), (4, 2, 64));
+        assert!(text.contains("all_reduce of 16.00 MiB on 2: 123.40."), "{text}");
+        // On one node, a step has no more than the update and the copies together.
+        let mut of_one = example(Err("there is one GPU".into()));
+        of_one.copies.memory.truncate(1);
+        near(load(&of_one.to_ron()).host.node_gb_per_s, CHANNEL_SHARE, 240.0);
+        of_one.beside.copied = -100.0;
+        near(load(&of_one.to_ron()).host.node_gb_per_s, CHANNEL_SHARE, 200.0);
         assert_eq!((read.gpu.processors, read.gpu.sm), (132, 90));
         let lost = 85_520_809_984 - read.gpu_memory;
         assert!(lost < 11 << 20 && read.node_memory == 500 << 30, "{text}");

@@ -1,19 +1,26 @@
 //! Measures the GPUs and the host of this machine for a box file: matmuls, GPU memory, copies,
-//! all-reduces, host memory, and the update on the host.
+//! collectives, host memory, and the update on the host.
 
-use super::adam::adam_on;
-use super::node_memory::{nodes, on_node, one_core};
+use super::block::{BlockShape, BlockTimes};
+use super::concurrent::{
+    CollectiveRate, ConcurrentUpdate, collective_rates, together, update_beside_copies, update_rate,
+};
+use super::node_memory::one_core;
 use super::{
-    Copies, MatmulShape, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, all_at_once, cases,
-    copies, fastest, open, place, product_of_shape, timed,
+    Copies, NodeMemory, PATIENCE, REPEATS, Row, TILE_BYTES, all_at_once, copies, fastest, open,
+    place,
 };
 use crate::single_rank::on_gpu;
+use config::{BoxConfig, GpuConfig, load_box};
 use device::cuda::{self, GpuInfo, Peers};
-use device::{
-    Arena, Communicator, Device, Dtype, Error, Group, HostPlace, Lane, Op, Plan, Reduction,
-};
+use device::{Arena, Communicator, Dtype, Error, Group, HostPlace, Lane, Op, Plan, Reduction};
 use layout::LocalMachine;
+use predict::product_rate::{OperandWidth, product_rate};
+use predict::sim::MEMORY_SHARE;
+use predict::simulate::SimulateError;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use topology::{Machine, available_memory, format_bytes};
 
 /// Beginning of the names of the stand-in driver's GPUs.
@@ -22,9 +29,10 @@ const STAND_IN: &str = "Fake GPU";
 /// The sizes of the measurements.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    products: &'static [MatmulShape],
-    /// Number of matmuls in a round.
-    count: usize,
+    /// Block whose matmuls are measured.
+    block: BlockShape,
+    /// Time of the load, for 16-bit and for fp32 matmuls.
+    loads: [Duration; 2],
     /// Bytes of each copy, each all-reduce, and each array on a GPU or a node.
     bytes: u64,
     /// Parameters that the host updates.
@@ -33,34 +41,38 @@ struct Sizes {
 
 /// Sizes for the stand-in driver, which computes on the cores.
 const SMALL: Sizes = Sizes {
-    products: &[MatmulShape { m: 256, k: 256, n: 256 }],
-    count: 1,
+    block: BlockShape { tokens: 128, hidden: 128, qkv: 192, ffn: 256 },
+    loads: [Duration::ZERO; 2],
     bytes: 1 << 20,
     params: 1 << 18,
 };
 const LARGE: Sizes = Sizes {
-    products: &[
-        MatmulShape { m: 4096, k: 4096, n: 4096 },
-        MatmulShape { m: 8192, k: 8192, n: 8192 },
-        MatmulShape { m: 16_384, k: 8192, n: 4096 },
-    ],
-    count: 10,
+    // A block of Llama 3 8B, with 8192 tokens.
+    block: BlockShape { tokens: 8192, hidden: 4096, qkv: 6144, ffn: 14_336 },
+    // The fp32 units stay below the limit of power.
+    loads: [Duration::from_secs(10), Duration::from_secs(2)],
     bytes: 512 << 20,
     params: 1 << 26,
 };
 
 /// Bytes of GPU memory that [`LARGE`] needs, with the overhead of CUDA.
-const NEEDED: u64 = 3 << 30;
+const NEEDED: u64 = 4 << 30;
 
-/// Best rate of matmuls, with its shape.
-#[derive(Clone, Debug)]
+/// Measured matmuls of a block with their gradients, under lasting load.
+#[derive(Clone, Copy, Debug)]
 pub struct Products {
-    /// Rate in 10^12 operations per second.
+    /// Rate in 10^12 operations per second: operations of a round over its median time in the second half
+    /// of the load.
     pub tflops: f64,
-    /// Fastest shape.
-    pub shape: MatmulShape,
-    /// Number of measured shapes.
-    pub tried: usize,
+    /// Rate in 10^12 operations per second with which a simulation of the round has the measured time; `None`
+    /// if it needs more time with every rate.
+    pub simulated_tflops: Option<f64>,
+    /// Sizes of the block.
+    pub block: BlockShape,
+    /// Seconds of the load.
+    pub load: f64,
+    /// Number of rounds in the median.
+    pub rounds: usize,
     /// Type of operands and results.
     pub dtype: Dtype,
 }
@@ -101,10 +113,14 @@ pub struct GpuBox {
     pub copies: Copies,
     /// Rates of all GPUs at the same time, or the reason why they are not measured.
     pub together: Result<ConcurrentRates, String>,
+    /// Collectives of several sizes on several GPUs, or the reason why they are not measured.
+    pub collectives: Result<Vec<CollectiveRate>, String>,
     /// Memory rates of one core alone.
     pub core: NodeMemory,
     /// Update on all cores of the node with the slowest cores.
     pub adam: Row,
+    /// The update on the host while one GPU copies both ways.
+    pub beside: ConcurrentUpdate,
     /// Bytes of each array and copy.
     pub bytes: u64,
 }
@@ -140,6 +156,9 @@ pub enum GpuBoxError {
         /// Free bytes of the GPU.
         free: u64,
     },
+    /// The measured matmuls cannot be simulated.
+    #[error("the matmuls that were measured: {0}")]
+    Simulated(Box<SimulateError>),
     /// A measurement failed.
     #[error("{what}: {error}")]
     Failed {
@@ -150,7 +169,7 @@ pub enum GpuBoxError {
     },
 }
 
-/// Measures everything in about a minute. `tell` gets each measurement's name before it begins.
+/// Measures everything in a few minutes. `tell` gets each measurement's name before it begins.
 ///
 /// # Errors
 /// There are no GPUs or GPUs of several kinds, a GPU fails, or there is not enough memory.
@@ -173,20 +192,37 @@ pub fn measure(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<Gpu
         return Err(GpuBoxError::Full { gpu, free });
     }
     let half = if gpu.sm >= 80 { Dtype::Bf16 } else { Dtype::F16 };
-    let halves = measure_one(tell, "16-bit products", || products(machine, half, sizes))?;
-    let wide = measure_one(tell, "fp32 products", || products(machine, Dtype::F32, sizes))?;
+    let [load, wide_load] = sizes.loads;
+    let block = |dtype, load| BlockTimes::measure(sizes.block, dtype, load, &place(machine));
+    let halves = measure_one(tell, "16-bit products of a block", || block(half, load))?;
+    let wide = measure_one(tell, "fp32 products of a block", || block(Dtype::F32, wide_load))?;
     let streamed = measure_one(tell, "the memory of a GPU", || memory_rate(machine, sizes.bytes))?;
     let copies = measure_one(tell, "copies, and the host's memory node by node", || {
         copies(machine, true, sizes.bytes, TILE_BYTES)
     })?;
     let core = measure_one(tell, "one core", || one_core(sizes.bytes))?;
     let adam = measure_one(tell, "the update on the host", || update_rate(sizes.params))?;
+    let beside = measure_one(tell, "the update on the host beside copies", || {
+        update_beside_copies(machine, sizes.params, sizes.bytes)
+    })?;
     let together = if gpus > 1 {
         tell("copies and sums of all GPUs at once");
         concurrent_rates(gpus, sizes.bytes).map_err(|error| error.to_string())
     } else {
         Err("there is one GPU".into())
     };
+    let collectives = match &together {
+        Ok(_) => {
+            tell("collectives of several sizes on several GPUs");
+            collective_rates(gpus, sizes.bytes).map_err(|error| error.to_string())
+        }
+        Err(why) => Err(why.clone()),
+    };
+    let rates = KnownRates { gpu, streamed };
+    let products = [
+        rates.products(&halves, OperandWidth::Half, half, sizes)?,
+        rates.products(&wide, OperandWidth::Full, Dtype::F32, sizes)?,
+    ];
     let library = probe.libraries.iter().find(|library| library.name == "NCCL");
     Ok(GpuBox {
         gpu: gpu.clone(),
@@ -196,12 +232,14 @@ pub fn measure(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<Gpu
         nccl: library.map_or_else(|| Err("nobody looked for it".into()), |l| l.version.clone()),
         node_memory: node_memory(),
         cores: machine.cores(),
-        products: [halves, wide],
+        products,
         streamed,
         copies,
         together,
+        collectives,
         core,
         adam,
+        beside,
         bytes: sizes.bytes,
     })
 }
@@ -224,17 +262,46 @@ fn node_memory() -> u64 {
     free.min().map_or_else(available_memory, |bytes| bytes.min(available_memory()))
 }
 
-/// Measures all shapes and returns the fastest rate.
-fn products(machine: &LocalMachine, dtype: Dtype, sizes: Sizes) -> Result<Products, Error> {
-    let (shape, tried) = (MatmulShape::default(), sizes.products.len());
-    let mut best = Products { tflops: 0.0, shape, tried, dtype };
-    for &shape in sizes.products {
-        let tflops = product_of_shape(true, dtype, shape, sizes.count, &place(machine))?;
-        if tflops > best.tflops {
-            best = Products { tflops, shape, ..best };
-        }
+/// What is known of a GPU when the rates of its matmuls are computed.
+struct KnownRates<'a> {
+    gpu: &'a GpuInfo,
+    /// Rate at which a kernel reads and writes GPU memory, in 10^9 bytes per second.
+    streamed: f64,
+}
+
+impl KnownRates<'_> {
+    /// Rates of measured matmuls. The host of the simulated box does not matter for them.
+    fn products(
+        &self,
+        times: &BlockTimes,
+        width: OperandWidth,
+        dtype: Dtype,
+        sizes: Sizes,
+    ) -> Result<Products, GpuBoxError> {
+        let tflops = sizes.block.flops() / times.seconds / 1e12;
+        let lone = load_box(Path::new("h100-128gib"));
+        let lone = lone.unwrap_or_else(|e| unreachable!("a box of the program: {e}"));
+        let gpu = GpuConfig {
+            gemm_tflops: tflops as f32,
+            fp32_tflops: tflops as f32,
+            memory_gb_per_s: (self.streamed / MEMORY_SHARE) as f32,
+            processors: self.gpu.processors as usize,
+            sm: self.gpu.sm,
+            ..lone.gpu.clone()
+        };
+        let described = BoxConfig { gpu, ..lone };
+        let simulated_tflops =
+            product_rate(&described, width, &times.plan, times.seconds, |dev| times.submit(dev));
+        Ok(Products {
+            tflops,
+            simulated_tflops: simulated_tflops
+                .map_err(|error| GpuBoxError::Simulated(Box::new(error)))?,
+            block: sizes.block,
+            load: sizes.loads[usize::from(width == OperandWidth::Full)].as_secs_f64(),
+            rounds: times.rounds,
+            dtype,
+        })
     }
-    Ok(best)
 }
 
 /// Rate of into += x on the GPU in 10^9 bytes per second: two reads and one write of `bytes`.
@@ -252,22 +319,6 @@ fn memory_rate(machine: &LocalMachine, bytes: u64) -> Result<f64, Error> {
     })?;
     dev.finish()?;
     Ok(3.0 * bytes as f64 / seconds / 1e9)
-}
-
-/// Measures the update with fp32 states on all cores of each node; returns the slowest node.
-fn update_rate(params: usize) -> Result<Row, Error> {
-    let of = |node| {
-        on_node(node, |team| {
-            let threads = team.as_ref().map_or(1, |team| team.threads());
-            let cases = &cases(threads, None, true)[..1];
-            let rows = adam_on(team, node, cases, params, REPEATS)?;
-            Ok(rows.into_iter().next().unwrap_or_else(|| unreachable!("a case has a row")))
-        })
-    };
-    let rows = nodes().iter().map(of).collect::<Result<Vec<Row>, Error>>()?;
-    let slowest =
-        rows.into_iter().min_by(|a, b| a.gb_per_s_and_thread().total_cmp(&b.gb_per_s_and_thread()));
-    Ok(slowest.unwrap_or_else(|| unreachable!("this process runs on a CPU, which is of a node")))
 }
 
 /// Driver's number and free bytes of the GPU with the least free memory, if that is too little.
@@ -316,17 +367,4 @@ fn concurrent_rates(gpus: usize, bytes: u64) -> Result<ConcurrentRates, Error> {
     };
     let sent = 2.0 * (gpus - 1) as f64 / gpus as f64;
     Ok(ConcurrentRates { up: of(0), down: of(1), sums: sent * of(2) })
-}
-
-/// Seconds of each round of `op`, measured after all ranks have passed the barrier.
-fn together(dev: &Device, barrier: &Op, lane: Lane, op: &Op) -> Result<Vec<f64>, Error> {
-    let round = |_| {
-        dev.submit(Lane::DpComm, barrier.clone());
-        dev.sync_all()?;
-        timed(|| {
-            dev.submit(lane, op.clone());
-            dev.sync_all()
-        })
-    };
-    (0..=REPEATS).map(round).collect()
 }

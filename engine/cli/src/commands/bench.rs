@@ -10,10 +10,12 @@ use super::{
 mod host;
 use crate::bench::gpu_box::{self, GpuBoxError};
 use crate::bench::{
-    BOX_OF_GPUS, Copies, StepTimes, TILE_BYTES, copies, is_on_cuda, product, steps,
+    BOX_OF_GPUS, Copies, SmallModels, StepTimes, TILE_BYTES, copies, is_on_cuda, product,
+    residuals, steps, with_residual,
 };
 use crate::report::progress::si;
 use crate::report::trace;
+use config::ResidualConfig;
 use device::Trace;
 use files::path_text::PathText;
 use files::shell::quoted_path;
@@ -109,9 +111,26 @@ fn save_box(path: &Path, machine: &LocalMachine, on_cores: bool) -> Result<(), C
     let kind = kinds.into_iter().find(|kind| kind.check(path).is_ok()).unwrap_or(calibrate::OUTPUT);
     may_write(kind, path)?;
     let mut tell = |what: &str| say(&format!("measuring: {what}"));
-    let ron =
-        if on_gpus { box_of_gpus(machine, &mut tell)? } else { box_of_cores(machine, &mut tell)? };
+    let (ron, models) = match on_gpus {
+        true => box_of_gpus(machine, &mut tell)?,
+        false => (box_of_cores(machine, &mut tell)?, Some(SmallModels::OF_CORES)),
+    };
     write_output(kind, path, &ron)?;
+    // The simulation needs the file.
+    if let Some(models) = models {
+        match residuals(models, path, machine, &mut tell) {
+            Ok(residual) => {
+                write_output(kind, path, &with_residual(&ron, residual))?;
+                let ResidualConfig { gpt2, llama } = residual;
+                say(&format!(
+                    "residual: a step of a small GPT-2 had {gpt2:.2} of its simulated speed on this box, one of a small Llama {llama:.2}"
+                ));
+            }
+            Err(why) => say(&format!(
+                "warning: no steps of small models are compared with a simulation on this box: {why}"
+            )),
+        }
+    }
     say(&format!(
         "{}: written\nnext: onebox simulate configs/quickstart.ron --box {}",
         PathText(path),
@@ -129,12 +148,17 @@ fn box_of_cores(
     Ok(to_ron(&measured, 4 * machine.cores(), &memory, &memory))
 }
 
-fn box_of_gpus(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<String, CommandError> {
+/// Text of the box of this machine's GPUs, and the small models to run on one of them; `None` for a stand-in.
+fn box_of_gpus(
+    machine: &LocalMachine,
+    tell: &mut dyn FnMut(&str),
+) -> Result<(String, Option<SmallModels>), CommandError> {
     let measured = gpu_box::measure(machine, tell).map_err(|error| {
         let code = match error {
             GpuBoxError::None(_) | GpuBoxError::Mixed(_) => code::CONFIG,
             GpuBoxError::Full { .. } => code::DEVICE_MEMORY,
             GpuBoxError::Failed { .. } => code::RANK,
+            GpuBoxError::Simulated(_) => code::INTERNAL,
         };
         CommandError::new(code, error)
     })?;
@@ -144,7 +168,8 @@ fn box_of_gpus(machine: &LocalMachine, tell: &mut dyn FnMut(&str)) -> Result<Str
         );
     }
     measured.missing().iter().for_each(|what| say(&format!("warning: {what}")));
-    Ok(measured.to_ron())
+    let models = (!measured.is_stand_in()).then(|| SmallModels::of_gpu(measured.gpu.sm));
+    Ok((measured.to_ron(), models))
 }
 
 fn step(args: &StepArgs, machine: &LocalMachine) -> Result<(), CommandError> {

@@ -1,11 +1,15 @@
-//! `onebox boxes`: lists the box descriptions that the program contains.
+//! `onebox boxes`: lists the box descriptions that the program contains, and writes a box to fill in.
 
-use super::{CommandError, Failable, code, print, print_json};
+use super::{CommandError, Failable, code, print, print_json, say, unwritten};
 use config::bundled::BOXES;
-use config::{BoxConfig, load_box};
+use config::{BoxConfig, load_box, new_box};
+use files::durable::create_new;
+use files::path_text::ShownPath;
+use files::shell::quoted_path;
 use serde::Serialize;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
 use topology::format_bytes;
 
 /// List the box descriptions that `--box NAME` accepts.
@@ -17,6 +21,10 @@ pub(super) struct BoxesArgs {
     /// Print the table of docs/simulator.md
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
+    /// Write a box to fill in into this new file, with the meaning, the source and an example of each
+    /// key
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "markdown"])]
+    new: Option<PathBuf>,
 }
 
 /// Row of the list for one box. Link rates are GB/s in each direction, as the box describes them.
@@ -44,6 +52,9 @@ struct BoxRow {
 }
 
 pub(super) fn run(args: &BoxesArgs) -> Result<(), CommandError> {
+    if let Some(path) = &args.new {
+        return write_new(path);
+    }
     let listed = |(name, _): &(&'static str, _)| {
         let described = load_box(Path::new(name)).fail_with(code::INTERNAL)?;
         Ok(listed(name, &described))
@@ -54,6 +65,26 @@ pub(super) fn run(args: &BoxesArgs) -> Result<(), CommandError> {
         (_, true) => print(&markdown(&all)),
         _ => print(&table(&all)),
     }
+}
+
+/// Writes a box to fill in. A box may have been edited, so no file is replaced.
+fn write_new(path: &Path) -> Result<(), CommandError> {
+    let written = create_new(path).and_then(|mut file| file.write_all(new_box().as_bytes()));
+    let shown = path.shown();
+    written.map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => {
+            let why = format!(
+                "--new {shown}: it exists, and no file is replaced; give another name, or remove it"
+            );
+            CommandError::new(code::NO_RUN_DIR, why)
+        }
+        _ => unwritten(path, &error),
+    })?;
+    say(&format!(
+        "{shown}: written; fill in its keys\n\nnext, try:\n  onebox plan CONFIG --box {}",
+        quoted_path(path)
+    ));
+    Ok(())
 }
 
 fn listed(name: &'static str, described: &BoxConfig) -> BoxRow {

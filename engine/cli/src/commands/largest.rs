@@ -29,14 +29,20 @@ impl ShortageReport {
     /// Lines about the memory that is too small, the amounts that would be enough, and the largest
     /// model that fits. If `sets`, each amount comes with the settings that it needs.
     pub(super) fn lines(&self, config: &Config, sets: bool) -> Vec<String> {
-        let mut lines: Vec<String> =
-            self.shortages.first().map(|shortage| short(config, shortage)).into_iter().collect();
-        lines.extend(self.shortages.iter().map(|shortage| enough(config, shortage, sets)));
+        let mut lines = lines_of(config, &self.shortages, sets);
         if config.model.from.is_none() {
             lines.push(at_most(config, self.largest.as_ref()));
         }
         lines
     }
+}
+
+/// Lines about the memory that is too small, and the amounts that would be enough. If `sets`, each amount
+/// comes with the settings that it needs.
+pub(super) fn lines_of(config: &Config, shortages: &[Shortage], sets: bool) -> Vec<String> {
+    let first = shortages.first().map(|shortage| short(config, shortage));
+    let enough = shortages.iter().map(|shortage| enough(config, shortage, sets));
+    first.into_iter().chain(enough).collect()
 }
 
 /// Describes a memory that is too small: the bytes for the nearest layout, and the available bytes.

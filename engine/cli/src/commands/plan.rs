@@ -21,6 +21,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};
 
+mod boxes;
 mod config_file;
 mod model;
 mod ops;
@@ -43,6 +44,10 @@ pub(super) struct PlanArgs {
     /// With --model: show the time for training on N tokens
     #[arg(long, value_name = "N", requires = "model", conflicts_with = "config", value_parser = clap::value_parser!(u64).range(1..))]
     tokens: Option<u64>,
+    /// With --model: rank all boxes that `onebox boxes` lists, and --box, by the time for training, and
+    /// by its cost if a box has `usd_per_hour`; say what the others lack
+    #[arg(long, requires = "model", conflicts_with_all = ["config", "write", "search", "gpus"])]
+    boxes: bool,
     /// With --model: write a config of the answer into this new file, for `onebox train`. If the
     /// model does not fit, nothing is written
     #[arg(long, value_name = "CONFIG", requires = "model", conflicts_with_all = ["config", "search"])]
@@ -75,6 +80,9 @@ pub(super) fn run(args: &PlanArgs) -> Result<(), CommandError> {
 fn planned(args: &PlanArgs, team: &Team) -> Result<(), CommandError> {
     let machine = &team.machine;
     if let Some(model) = &args.model {
+        if args.boxes {
+            return boxes::run(args, model, machine);
+        }
         return model::run(args, model, machine);
     }
     if args.gpus.is_some() && !args.search {

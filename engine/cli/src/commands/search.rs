@@ -2,9 +2,8 @@
 
 use super::check::count;
 use super::largest::{ShortageReport, of_states};
-use super::simulate::seconds;
+use super::simulate::{seconds, with_range};
 use super::{CommandError, fit_result, print_as};
-use crate::report::progress::si;
 use crate::report::reading::TerminalProgress;
 use crate::report::stage::Stage;
 use config::{Config, LoadedConfig};
@@ -126,8 +125,13 @@ fn text(
     );
     match found.given {
         Some(given) => {
-            let (place, speed) = (given.rank, si(given.tokens_per_second));
-            let _ = writeln!(out, "the config as it is: place {place}, {speed}tok/s simulated");
+            let [rate, low, high] = [
+                given.tokens_per_second,
+                given.tokens_per_second_low,
+                given.tokens_per_second_high,
+            ];
+            let (place, speed) = (given.rank, with_range(rate, low, high));
+            let _ = writeln!(out, "the config as it is: place {place}, {speed} simulated");
         }
         None if loaded.config.world_size() != *gpus && named_gpus => {
             let own = counted(loaded.config.world_size(), "GPU");
@@ -142,7 +146,16 @@ fn text(
     for (index, layout) in found.layouts.iter().enumerate() {
         let _ = write!(out, "\n{}", entry(index + 1, layout, best));
     }
-    out
+    for line in certainty(found) {
+        let _ = write!(out, "\n{line}");
+    }
+    out + "\n"
+}
+
+/// Sentences about the range of the best layout's speed, and about the key that it depends on.
+pub(super) fn certainty(found: &SearchReport) -> Vec<String> {
+    let range = found.layouts.first().map(|layout| layout.range.reason.clone());
+    range.into_iter().chain(found.hangs_on.map(|influence| influence.words())).collect()
 }
 
 fn entry(number: usize, layout: &Layout, best: f64) -> String {
@@ -156,8 +169,8 @@ fn entry(number: usize, layout: &Layout, best: f64) -> String {
     let _ = writeln!(out, "   {sets}");
     let _ = writeln!(
         out,
-        "   {}tok/s ({:+.1} %), a step in {}{}; {:.1} TFLOPS per GPU as run, {:.1} of the model\n   {}",
-        si(layout.tokens_per_second),
+        "   {} ({:+.1} %), a step in {}{}; {:.1} TFLOPS per GPU as run, {:.1} of the model\n   {}",
+        rate(layout),
         100.0 * (layout.tokens_per_second / best - 1.0),
         seconds(layout.step_seconds),
         if layout.extrapolated { " (extrapolated)" } else { "" },
@@ -173,6 +186,15 @@ fn entry(number: usize, layout: &Layout, best: f64) -> String {
         let _ = writeln!(out, "   {}", why(layout));
     }
     out
+}
+
+/// Speed of a layout, with its range.
+pub(super) fn rate(layout: &Layout) -> String {
+    with_range(
+        layout.tokens_per_second,
+        layout.tokens_per_second_low,
+        layout.tokens_per_second_high,
+    )
 }
 
 /// Text about how full the memories of GPUs and host are.

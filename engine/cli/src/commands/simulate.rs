@@ -7,18 +7,20 @@ use crate::report::reading::TerminalProgress;
 use crate::report::stage::Stage;
 use crate::report::trace;
 use config::{Config, UpdateMode};
-use engine::metrics::{LONGEST_METRICS, median_step};
-use files::input;
-use files::names::METRICS;
 use files::path_text::ShownPath;
 use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out, update_mode};
 use predict::plan::{memory_report, ops_of_step};
+use predict::search::most_influential;
 use predict::simulate::{SimulateError, SimulationReport, groups, mean_step, simulate, summary};
 use predict::{choose, schedules};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use topology::{counted, format_bytes};
+
+mod compare;
+
+use compare::MeasuredRun;
 
 /// Maximum ops of a rank's step in a simulation: about 3 GB of memory, and half a minute.
 const MOST_OPS: u64 = 10_000_000;
@@ -37,7 +39,7 @@ pub(super) struct SimulateArgs {
     /// simulations take longer than that of the step
     #[arg(long)]
     no_schedules: bool,
-    /// Compare the simulated step time with the step time of this run
+    /// Compare the simulated step time with the step time of this run, in a line that you can send
     #[arg(long, value_name = "RUN")]
     compare: Option<PathBuf>,
     /// Share of steps that are clipped or skipped; with `offload.update: Speculative` these steps
@@ -62,6 +64,10 @@ pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), Com
     let mut report = summary(config, &memory, &timeline);
     report.clip(args.clipped, mean_step(config, &built, report.step_seconds, args.clipped)?);
     drop(stage);
+    let stage = Stage::begin("simulating the step with other rates", 0);
+    let parts = groups(&report.critical_path);
+    report.hangs_on = most_influential(config, &built, &parts, report.unclipped_seconds)?;
+    drop(stage);
     if let Some(path) = &args.trace {
         let written = trace::simulated(path, &timeline, config.world_size());
         let ranks = written.map_err(|e| unwritten(path, &e))?;
@@ -72,17 +78,18 @@ pub(super) fn run(args: &SimulateArgs, machine: &LocalMachine) -> Result<(), Com
         report.schedules = schedules(config, machine, own, clipped, &TerminalProgress)?;
     }
     report.chosen.clone_from(&loaded.chosen);
-    report.measured = args.compare.as_deref().map(measured).transpose()?;
+    let run = args.compare.as_deref().map(MeasuredRun::read).transpose()?;
+    report.measured = run.as_ref().map(|run| run.median);
+    report.compared = run.as_ref().map(|run| run.line(config, &report));
+    for difference in run.iter().flat_map(|run| run.differences(config)) {
+        say(&format!("warning: the run and the simulation are not comparable: {difference}"));
+    }
     if args.json {
         print_json(&report)?;
     } else {
         print(&text(config, &report))?;
-        if let Some(measured) = report.measured {
-            let ratio = report.step_seconds / measured;
-            let [measured, simulated] = [measured, report.step_seconds].map(seconds);
-            print(&format!(
-                "\nmeasured {measured} per step (median); simulated {simulated}, {ratio:.2}x as long\n"
-            ))?;
+        if let Some(line) = &report.compared {
+            print(&format!("\n{line}\n"))?;
         }
         if !report.fits {
             print(&format!("\nit does not fit, so it would not run: {}\n", memory.binding.words))?;
@@ -114,16 +121,6 @@ fn check_length(config: &Config, built: &RankLayout) -> Result<(), CommandError>
     Err(CommandError::new(code::CONFIG, why))
 }
 
-/// Median seconds of a step of a run.
-fn measured(run: &Path) -> Result<f64, CommandError> {
-    let path = run.join(METRICS);
-    let failed = |why: String| CommandError::new(code::DATA, format!("{}: {why}", path.shown()));
-    let bytes = input::own_bytes(&path, LONGEST_METRICS);
-    let text = bytes.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
-    let text = text.map_err(|e| failed(e.to_string()))?;
-    median_step(&text).ok_or_else(|| failed("no step after the second is in it".into()))
-}
-
 /// Parses a share from 0 to 1.
 fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -152,15 +149,25 @@ fn text(config: &Config, report: &SimulationReport) -> String {
         writeln!(out, "{name}: simulated on {box_name}, TP {tensor} x DP {data}, not measured\n");
     let _ = writeln!(
         out,
-        "a step of {} takes {}: {}tok/s\n\
+        "a step of {} takes {}: {}\n\
          {:.1} TFLOPS per GPU as run, {:.1} of the model ({:.0} % of the rate of large products)",
         counted(config.batch.global, "sample"),
         seconds(report.step_seconds),
-        si(report.tokens_per_second),
+        with_range(
+            report.tokens_per_second,
+            report.tokens_per_second_low,
+            report.tokens_per_second_high
+        ),
         report.hardware_tflops_per_gpu,
         report.model_tflops_per_gpu,
         100.0 * report.share_of_gemm_rate,
     );
+    let _ = writeln!(out, "{}", report.range.reason);
+    let influence = report.hangs_on.map_or_else(
+        || "no rate of the box makes this step faster: it waits for the starts of ops".to_owned(),
+        |influence| influence.words(),
+    );
+    let _ = writeln!(out, "{influence}");
     if report.clipped > 0.0 {
         let share = 100.0 * report.clipped;
         let _ = match update_mode(config) {
@@ -239,6 +246,16 @@ fn bound(report: &SimulationReport) -> String {
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
     let words = parts.iter().map(|(what, share)| format!("{what} {:.0} %", 100.0 * share));
     format!("the step is bound by {}", words.collect::<Vec<_>>().join(", "))
+}
+
+/// A simulated rate of tokens with its range: `46.4 ktok/s (30.2 to 53.4)`, in one unit.
+pub(super) fn with_range(rate: f64, low: f64, high: f64) -> String {
+    let mut unit = 1.0;
+    // The limit of `si`.
+    while rate / unit >= 999.95 {
+        unit *= 1000.0;
+    }
+    format!("{}tok/s ({:.1} to {:.1})", si(rate), low / unit, high / unit)
 }
 
 pub(super) fn seconds(value: f64) -> String {

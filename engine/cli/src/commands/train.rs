@@ -7,6 +7,7 @@ mod first_loss;
 mod follower;
 mod guess;
 mod prepared;
+mod proof;
 mod rollback;
 mod watch;
 
@@ -135,13 +136,14 @@ impl From<RunDirError> for CommandError {
 }
 
 impl PreparedRun {
-    /// Creates the run directory, and trains.
+    /// Compares the GPUs with the CPU, creates the run directory, and trains.
     pub(super) fn run(
         &self,
         args: &TrainArgs,
         team: &Team,
         signals: &Signals,
     ) -> Result<(), CommandError> {
+        team.all("proof", self.prove(args, team), |()| Vec::new())?;
         let own = if team.is_first() { self.open(args).map(Some) } else { Ok(None) };
         let own = team.all("directory", own, |_| Vec::new())?;
         let Some((dir, start, pretrained)) = own else {

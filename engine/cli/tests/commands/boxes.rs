@@ -260,10 +260,51 @@ fn a_box_without_what_a_simulation_needs_is_refused_by_key() {
         for instead in ["", &line.replace("90", "0").replace("132", "0")] {
             let topologies = text.replace("topologies/", &format!("{}/", topologies()));
             std::fs::write(folder.path("box.ron"), topologies.replace(line, instead)).unwrap();
-            let message = format!("does not say `{key}` (0: not known), which a simulation needs");
-            folder.onebox(&["simulate", "tiny.ron", "--box", "box.ron"]).refused(78, &[&message]);
+            let parts = ["lacks 1 key that a simulation needs (0: not known)", key, "Source: "];
+            folder.onebox(&["simulate", "tiny.ron", "--box", "box.ron"]).refused(78, &parts);
         }
     }
+}
+
+#[test]
+fn a_new_box_lacks_all_its_keys_in_one_error_and_replaces_no_file() {
+    let folder = Folder::new();
+    let said = folder.onebox(&["boxes", "--new", "my box.ron"]).ok().stderr;
+    assert!(said.contains("--box 'my box.ron'"), "{said}");
+    let text = folder.read("my box.ron");
+    folder
+        .onebox(&["boxes", "--new", "my box.ron"])
+        .refused(73, &["--new my box.ron: it exists", "give another name"]);
+    assert_eq!(folder.read("my box.ron"), text);
+    folder.onebox(&["boxes", "--new", "none/a.ron"]).refused(74, &["cannot write none/a.ron"]);
+    let keys = ["gpus", "gpu_memory", "node_memory", "gpu.gemm_tflops", "host.link_gb_per_s"];
+    let keys = keys.map(|key| format!("`{key}`"));
+    let keys = keys.each_ref().map(String::as_str);
+    let lacks = folder.onebox(&["simulate", "tiny.ron", "--box", "my box.ron"]).refused(78, &keys);
+    assert_eq!(lacks.stderr.matches("error: ").count(), 1, "{}", lacks.stderr);
+    // A plan needs three of them, and a simulation says what it lacks beside these.
+    let sizes = "(gpus: 4, gpu_memory: \"8GiB\", node_memory: \"64GiB\")";
+    std::fs::write(folder.path("sizes.ron"), sizes).unwrap();
+    folder.onebox(&["plan", "tiny.ron", "--box", "sizes.ron"]).ok();
+    let rates =
+        ["lacks 9 keys", "\n  gpu.gemm_tflops: Sustained", "\n  host.cores: Number of cores"];
+    folder.onebox(&["simulate", "tiny.ron", "--box", "sizes.ron"]).refused(78, &rates);
+}
+
+#[test]
+fn all_absurd_numbers_of_a_box_are_told_at_once() {
+    let folder = Folder::new();
+    let text = "(gpus: 4, gpu_memory: \"8GiB\", node_memory: \"64GiB\",
+        gpu: (gemm_tflops: 67, fp32_tflops: 989000, memory_gb_per_s: 3350, peer_gb_per_s: 9000),
+        host: (node_gb_per_s: 14, core_gb_per_s: 307, link_gb_per_s: 63))";
+    std::fs::write(folder.path("box.ron"), text).unwrap();
+    let told = [
+        "gpu.fp32_tflops: 989000 is more than any machine has",
+        "gpu.peer_gb_per_s: a GPU cannot send faster",
+        "host.core_gb_per_s: one core cannot move more",
+        "4 errors in ",
+    ];
+    folder.onebox(&["plan", "tiny.ron", "--box", "box.ron"]).refused(78, &told);
 }
 
 /// Folder of the boxes' topologies.

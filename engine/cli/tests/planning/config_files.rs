@@ -182,3 +182,50 @@ fn a_path_that_is_not_utf8_is_used_or_refused_in_words() {
     let done = Folder::done(command).ok();
     assert!(done.stderr.contains("next, try:"), "{}", done.stderr);
 }
+
+#[test]
+fn all_boxes_are_ranked_by_time_and_cost_and_the_others_say_what_they_lack() {
+    let (folder, model) = (with_chats(), model());
+    let own = |gpu_memory: &str, price: &str| {
+        let text = format!(
+            "(gpus: 1, gpu_memory: \"{gpu_memory}\", node_memory: \"8GiB\", {price}
+              gpu: (gemm_tflops: 100, fp32_tflops: 20, memory_gb_per_s: 1000, processors: 80, sm: 80),
+              host: (node_gb_per_s: 100, core_gb_per_s: 10, cores: 8, link_gb_per_s: 30))"
+        );
+        std::fs::write(folder.path("own.ron"), text).unwrap();
+    };
+    let args = ["plan", "--model", &model, "--boxes", "--tokens", "1000000", "--box", "own.ron"];
+    let args = [&args[..], &SMALL].concat();
+    own("8GiB", "usd_per_hour: 3.6,");
+    let done = folder.onebox(&[&args[..], &["--json"]].concat()).ok();
+    assert!(done.stderr.contains("planning on own.ron ("), "{}", done.stderr);
+    let ranking: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    let boxes = ranking["boxes"].as_array().unwrap();
+    assert_eq!(boxes.len(), config::bundled::BOXES.len() + 1);
+    let number = |value: &serde_json::Value| value.as_f64().unwrap();
+    let speed = |one: &serde_json::Value| one["best"]["tokens_per_second"].as_f64();
+    let fits = boxes.iter().take_while(|one| one["fits"] == true).count();
+    assert!(boxes[fits..].iter().all(|one| one["fits"] == false));
+    assert!(fits > 10 && boxes[..fits].is_sorted_by_key(|one| -speed(one).unwrap()), "{boxes:?}");
+    // A box with more GPUs than samples has no layout, and says so.
+    for one in &boxes[fits..] {
+        assert!(one["lacks"][0].as_str().unwrap().contains("GPUs have no layout"), "{one}");
+    }
+    let own_box = boxes.iter().find(|one| one["name"] == "own.ron").unwrap();
+    let (time, usd) = (&own_box["best"]["seconds"], &own_box["best"]["usd"]);
+    assert!((number(&time["expected"]) * speed(own_box).unwrap() / 1e6 - 1.0).abs() < 1e-9);
+    for end in ["expected", "low", "high"] {
+        assert!((number(&usd[end]) / (0.001 * number(&time[end])) - 1.0).abs() < 1e-6, "{own_box}");
+    }
+    assert!(number(&time["low"]) < number(&time["expected"]), "{own_box}");
+    assert!(boxes.iter().filter(|one| one["usd_per_hour"].is_number()).count() == 1, "{boxes:?}");
+    own("100KiB", "");
+    let text = folder.onebox(&args).ok().stdout;
+    assert!(text.contains("\n1. ") && text.contains("1000000 tokens in "), "{text}");
+    let lacks = text.lines().find(|line| line.contains("own.ron: ")).unwrap();
+    assert!(lacks.contains("GPU memory") && lacks.contains(" are there; with "), "{lacks}");
+    assert!(text.contains("no box that fits has a price"), "{text}");
+    for other in [&["--gpus", "1"][..], &["--write", "my.ron"], &["--search"]] {
+        folder.onebox(&[&args[..], other].concat()).refused(2, &["--boxes"]);
+    }
+}

@@ -297,6 +297,7 @@ fn a_few_micro_batches_tell_of_many() {
     assert_eq!(json(&folder, &[&search[..], &elsewhere].concat()), found);
     let text = folder.onebox(&search).ok().stdout;
     assert!(text.contains("simulated, not measured") && text.contains("--set"), "{text}");
+    assert!(text.contains("the range is ") && text.contains("this hangs on "), "{text}");
     assert!(text.contains("loses by: ") || text.contains("as fast, with more changes"), "{text}");
 }
 

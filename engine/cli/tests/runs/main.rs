@@ -9,6 +9,8 @@ mod checkpoints;
 mod compatibility;
 mod cuda;
 mod directories;
+mod matmuls;
+mod proof;
 mod rise;
 mod runs;
 mod stops;

@@ -6,6 +6,9 @@ use super::{
 };
 use crate::{Origin, ResumeEffect};
 
+/// Message about a key that is required and left out.
+pub(crate) const MISSING: &str = "this key is required and missing";
+
 /// Value of a key that the text leaves out.
 pub(crate) enum KeyDefault<T> {
     /// The key is required; the text is an example for the help.
@@ -72,6 +75,14 @@ impl ConfigReader {
         section.close();
         value
     }
+}
+
+/// Descriptions of all keys that `read` reads, in reading order. A section is before its keys.
+pub(crate) fn described(read: impl FnOnce(&mut Section<'_, '_>)) -> Vec<Key> {
+    let mut reader =
+        ConfigReader { boxless: true, described: Some(Vec::new()), ..ConfigReader::default() };
+    reader.read(&Node::empty(), "", read);
+    reader.described.unwrap_or_default()
 }
 
 /// One `( ... )` of the tree.
@@ -210,7 +221,7 @@ impl<'n> Section<'_, 'n> {
         }
         self.reader.missing.push(Problem {
             key: path.into(),
-            message: "this key is required and missing".into(),
+            message: MISSING.into(),
             help: match self.group.path.as_str() {
                 "" => format!("add `{example}`"),
                 path => format!("add `{example}` to `{path}`"),

@@ -73,7 +73,8 @@ impl Targets<'_> {
     /// templates without calls join the text to others.
     fn of_call(&self, why: String) -> String {
         let has_no_text = |one: &Json| {
-            calls(one).is_some() && one.get("content").is_none_or(|text| *text == Json::Null)
+            let of = |key: &str| one.get(key).filter(|value| **value != Json::Null);
+            (calls(one).is_some() || of("function_call").is_some()) && of("content").is_none()
         };
         match self.chat.messages.iter().position(has_no_text) {
             None => why,

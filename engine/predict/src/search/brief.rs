@@ -5,10 +5,17 @@ use crate::simulate::{SimulateError, simulate_unchecked};
 use config::{Config, ParameterPlace, Recompute};
 use device::Lane;
 use engine::dry_run::with_micro_batches;
-use layout::build::{RankLayout, lay_out, vertical_width};
+use layout::build::{RankLayout, lay_out, shape, vertical_width};
 
 /// Fewest micro-batches of the first of two simulations. The second has one more.
 const FEW: usize = 2;
+
+/// Least number of tiles of a rank's update in a brief simulation: the start and the end of an update are
+/// then at most a 512th of it longer than with smaller tiles.
+const LEAST_TILES: u64 = 512;
+
+/// Least number of tiles of a block's update on a rank in a brief simulation.
+const LEAST_TILES_OF_BLOCK: u64 = 6;
 
 /// Times of a step in seconds.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +38,10 @@ impl Brief {
     /// # Errors
     /// Returns the errors of [`simulate_unchecked`].
     pub(crate) fn of(config: &Config, built: &RankLayout) -> Result<Self, SimulateError> {
+        let coarse = with_larger_tiles(config);
+        let laid_out = coarse.as_ref().map(|coarse| lay_out(coarse, &built.machine));
+        let (config, built) =
+            (coarse.as_ref().unwrap_or(config), laid_out.as_ref().unwrap_or(built));
         // The second simulation must add a micro-batch beyond the first passes that run together.
         let few = match vertical_width(config) {
             1 => FEW,
@@ -89,5 +100,55 @@ impl Brief {
     /// Estimated lower bound of the step time in seconds, for any place and overlap of the update.
     pub(super) const fn floor(&self) -> f64 {
         (self.seconds - self.exposed).max(self.compute)
+    }
+}
+
+/// `config` with larger tiles of the update, if a rank has very many: a model of 70 billion parameters has
+/// thousands of tiles on each of 8 ranks, and most of the time of a search went into them.
+fn with_larger_tiles(config: &Config) -> Option<Config> {
+    let tile = config.offload.tile_elements as u64;
+    let of_rank = shape(config).parameters() / config.world_size() as u64;
+    let of_block = of_rank / config.model.layers as u64;
+    let times = (of_rank / LEAST_TILES).min(of_block / LEAST_TILES_OF_BLOCK) / tile;
+    (times > 1).then(|| {
+        let mut coarse = config.clone();
+        coarse.offload.tile_elements = (tile * times) as usize;
+        coarse
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use config::load_str;
+    use layout::LocalMachine;
+    use std::path::Path;
+
+    fn model(layers: usize, hidden: usize, on: &str) -> Config {
+        let ron = format!(
+            "(device: Sim(box: {on:?}), model: (layers: {layers}, hidden: {hidden}, heads: 64, seq_len: 1024), \
+              recompute: Block, batch: (micro: 1, global: 2), data: (train: \"unused\"), train: (steps: 6))"
+        );
+        let config = load_str(&ron, "test.ron", Path::new("."), &[]);
+        config.unwrap_or_else(|e| panic!("{e}")).config
+    }
+
+    #[test]
+    fn larger_tiles_make_a_brief_simulation_of_a_large_model_short_and_change_no_step() {
+        let large = model(12, 8192, "h200-256gib");
+        let coarse = with_larger_tiles(&large).unwrap();
+        assert!(coarse.offload.tile_elements > 4 * large.offload.tile_elements);
+        let built = lay_out(&large, &LocalMachine::default());
+        let in_full = simulate_unchecked(&large, &built).unwrap();
+        let brief = Brief::of(&large, &built).unwrap();
+        let error = brief.seconds / in_full.step_seconds() - 1.0;
+        assert!(error.abs() < 0.005, "{error}");
+        let ops = |config: &Config| {
+            let built = lay_out(config, &LocalMachine::default());
+            simulate_unchecked(config, &built).unwrap().played(0).count()
+        };
+        assert!(ops(&coarse) < ops(&large) / 2, "{} of {}", ops(&coarse), ops(&large));
+        // A small model keeps its tiles.
+        assert!(with_larger_tiles(&model(4, 1024, "h200-256gib")).is_none());
     }
 }

@@ -4,7 +4,8 @@ use super::words::words;
 use super::{Candidate, Layout};
 use crate::changes;
 use crate::plan::memory_report;
-use crate::simulate::{SimulateError, SimulationReport, groups, simulate, summary};
+use crate::range::RateRange;
+use crate::simulate::{SimulateError, SimulationReport, described_box, groups, simulate, summary};
 use config::{Config, LoadedConfig, Placement};
 use engine::dry_run::{alike, with_micro_batches};
 use layout::build::{RankLayout, lay_out, shape, speculated_share, vertical_width};
@@ -39,6 +40,8 @@ pub(super) fn layout(loaded: &LoadedConfig, c: &Candidate) -> Result<Layout, Sim
     };
     let tokens = (config.batch.global * config.model.seq_len) as f64;
     let model_flops = tokens * shape(config).model_flops_per_token() / config.world_size() as f64;
+    let range = RateRange::new(config, described_box(config));
+    let [low, high] = range.of_rate(tokens / step.seconds);
     Ok(Layout {
         sets: changes::sets(loaded, config),
         changes: c.changes,
@@ -55,6 +58,9 @@ pub(super) fn layout(loaded: &LoadedConfig, c: &Candidate) -> Result<Layout, Sim
         speculated_fraction: speculated_share(config),
         words: words(config, built),
         tokens_per_second: tokens / step.seconds,
+        tokens_per_second_low: low,
+        tokens_per_second_high: high,
+        range,
         step_seconds: step.seconds,
         hardware_tflops_per_gpu: step.flops / step.seconds / 1e12,
         model_tflops_per_gpu: model_flops / step.seconds / 1e12,

@@ -80,6 +80,8 @@ struct Desc {
     /// Device addresses of the fp32 scales of A and B; address 0 means a scale of 1.
     scale_a: usize,
     scale_b: usize,
+    /// Target number of multiprocessors; 0: all.
+    processors: i32,
 }
 
 #[derive(Debug, Default)]
@@ -229,6 +231,7 @@ unsafe extern "C" fn cublasLtMatmulDescCreate(
         aux_batch_stride: 0,
         scale_a: 0,
         scale_b: 0,
+        processors: 0,
     };
     stored(out, &tables().descs, Mutex::new(desc))
 }
@@ -262,7 +265,10 @@ unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
         11 => value(buffer, size).map(|v| desc.aux = v),
         12 => value(buffer, size).map(|v| desc.aux_ld = v),
         13 => value(buffer, size).map(|v| desc.aux_batch_stride = v),
-        15 => Ok(()), // target number of SMs
+        15 => value(buffer, size).and_then(|v: i32| {
+            desc.processors = v;
+            if v >= 0 { Ok(()) } else { Err(INVALID_VALUE) }
+        }),
         17 => value(buffer, size).map(|v| desc.scale_a = v),
         18 => value(buffer, size).map(|v| desc.scale_b = v),
         22 => value(buffer, size).map(|v| desc.aux_type = v),
@@ -320,7 +326,36 @@ fn product(desc: *mut c_void, layouts: [*mut c_void; 4]) -> Result<Product, c_in
     Product::new(desc, layout(a)?, layout(b)?, layout(c)?, layout(d)?)
 }
 
-/// Returns one algorithm for each supported matmul; the algorithm needs no workspace.
+/// Number of algorithms for each supported matmul.
+fn num_algorithms() -> usize {
+    config().algorithms.len().max(1)
+}
+
+/// The place of an algorithm in the heuristic's list; a null pointer means the first.
+fn place_of(algorithm: *const u64) -> Result<usize, c_int> {
+    if algorithm.is_null() {
+        return Ok(0);
+    }
+    // SAFETY: an algorithm is eight words by the C interface.
+    let words = unsafe { algorithm.cast::<[u64; 8]>().read_unaligned() };
+    let place = usize::try_from(words[1]).map_err(|_| INVALID_VALUE)?;
+    if words[0] != ALGORITHM || words[2..] != [0; 6] {
+        return Err(INVALID_VALUE);
+    }
+    if place < num_algorithms() { Ok(place) } else { Err(NOT_SUPPORTED) }
+}
+
+const fn heuristic(place: usize) -> Heuristic {
+    Heuristic {
+        algorithm: [ALGORITHM, place as u64, 0, 0, 0, 0, 0, 0],
+        workspace: 0,
+        state: SUCCESS,
+        waves: 1.0,
+        reserved: [0; 4],
+    }
+}
+
+/// Returns the algorithms for each supported matmul; they need no workspace.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     _handle: *mut c_void,
@@ -337,17 +372,41 @@ unsafe extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     if requested < 1 || tables().preferences.get(preference).is_err() {
         return INVALID_VALUE;
     }
-    if let Err(code) = product(desc, [a, b, c, d]) {
+    let refused = match product(desc, [a, b, c, d]) {
+        Ok(product) if product.has_step() && !config().epilogues => Some(INVALID_VALUE),
+        Ok(_) => None,
+        Err(code) => Some(code),
+    };
+    if let Some(code) = refused {
         return if put(found, 0).is_ok() { code } else { INVALID_VALUE };
     }
-    let heuristic = Heuristic {
-        algorithm: [ALGORITHM, 0, 0, 0, 0, 0, 0, 0],
-        workspace: 0,
-        state: SUCCESS,
-        waves: 1.0,
-        reserved: [0; 4],
-    };
-    status(put(out, heuristic).and_then(|()| put(found, 1)).map_err(|_| INVALID_VALUE))
+    let count = num_algorithms().min(requested as usize);
+    let results = (0..count).try_for_each(|i| put(out.wrapping_add(i), heuristic(i)));
+    status(results.and_then(|()| put(found, count as c_int)).map_err(|_| INVALID_VALUE))
+}
+
+/// Whether an algorithm can run a matmul.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cublasLtMatmulAlgoCheck(
+    handle: *mut c_void,
+    desc: *mut c_void,
+    a: *mut c_void,
+    b: *mut c_void,
+    c: *mut c_void,
+    d: *mut c_void,
+    algorithm: *const u64,
+    out: *mut Heuristic,
+) -> c_int {
+    if tables().handles.get(handle).is_err() {
+        return NOT_INITIALIZED;
+    }
+    if let Err(code) = product(desc, [a, b, c, d]) {
+        return code;
+    }
+    match place_of(algorithm) {
+        Ok(place) => status(put(out, heuristic(place)).map_err(|_| INVALID_VALUE)),
+        Err(code) => code,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -372,9 +431,12 @@ unsafe extern "C" fn cublasLtMatmul(
     if tables().handles.get(handle).is_err() {
         return NOT_INITIALIZED;
     }
-    // SAFETY: an algorithm is eight words by the C interface.
-    if !algorithm.is_null() && unsafe { algorithm.read() } != ALGORITHM {
-        return INVALID_VALUE;
+    let algorithm = match place_of(algorithm) {
+        Ok(place) => place,
+        Err(code) => return code,
+    };
+    if config().algorithms.get(algorithm) == Some(&0) {
+        return ALLOC_FAILED;
     }
     let operands = Operands {
         alpha: alpha as usize,
@@ -389,5 +451,5 @@ unsafe extern "C" fn cublasLtMatmul(
         Err(code) => return code,
     };
     let Ok(stream) = stream(stream_handle) else { return EXECUTION_FAILED };
-    status(product.enqueue(&stream, operands))
+    status(product.enqueue(&stream, operands, algorithm))
 }

@@ -51,20 +51,22 @@ impl GatheredMatrix {
     }
 }
 
-/// `sums` (m, n) = A (by rows) * B (by panels); each element adds its products in the order of k.
+/// `sums` (m, n) = A (by rows) * B (by panels); each element adds its products in the order of k,
+/// in `parts` sums over equal parts of k, and then these sums.
 pub(super) fn multiply(
     a: &GatheredMatrix,
     b: &GatheredMatrix,
     sums: &mut [f32],
     m: usize,
     n: usize,
+    parts: usize,
 ) {
     for panel in 0..n.div_ceil(PANEL) {
         let first = panel * PANEL;
         let width = PANEL.min(n - first);
         for i in (0..m).step_by(ROWS) {
             let rows: [&[f32]; ROWS] = std::array::from_fn(|r| a.row((i + r).min(m - 1)));
-            let tile = multiply_tile(rows, b.panel(panel));
+            let tile = multiply_tile(rows, b.panel(panel), parts);
             for (r, sums_of_row) in tile.iter().enumerate().take(m - i) {
                 let start = (i + r) * n + first;
                 sums[start..start + width].copy_from_slice(&sums_of_row[..width]);
@@ -73,7 +75,21 @@ pub(super) fn multiply(
     }
 }
 
-fn multiply_tile(rows: [&[f32]; ROWS], panel: &[f32]) -> [[f32; PANEL]; ROWS] {
+fn multiply_tile(rows: [&[f32]; ROWS], panel: &[f32], parts: usize) -> [[f32; PANEL]; ROWS] {
+    let part = (panel.len() / PANEL).div_ceil(parts).max(1);
+    let mut sums = [[0.0; PANEL]; ROWS];
+    for (i, panel) in panel.chunks(part * PANEL).enumerate() {
+        let of_part = rows.map(|row| &row[i * part..]);
+        for (sums, part) in sums.iter_mut().zip(sum_part(of_part, panel)) {
+            for (sum, part) in sums.iter_mut().zip(part) {
+                *sum += part;
+            }
+        }
+    }
+    sums
+}
+
+fn sum_part(rows: [&[f32]; ROWS], panel: &[f32]) -> [[f32; PANEL]; ROWS] {
     let mut sums = [[0.0; PANEL]; ROWS];
     for (k, b) in panel.chunks_exact(PANEL).enumerate() {
         for (sums, row) in sums.iter_mut().zip(rows) {

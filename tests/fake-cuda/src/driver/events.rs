@@ -3,16 +3,13 @@
 
 use std::{
     ffi::{c_int, c_uint, c_void},
-    sync::{
-        Arc, Condvar, LazyLock, Mutex,
-        atomic::{AtomicU64, Ordering::SeqCst},
-    },
-    time::{Duration, Instant},
+    sync::{Arc, Condvar, LazyLock, Mutex},
+    time::Instant,
 };
 
 use crate::{
     call::{CallResult, put},
-    code,
+    clock, code,
     config::config,
     counters::STATS,
     handles::Handles,
@@ -25,14 +22,6 @@ use crate::{
 
 const DISABLE_TIMING: u32 = 2;
 
-/// Seconds by which the clock of events is ahead.
-static AHEAD: AtomicU64 = AtomicU64::new(0);
-
-/// Sets the clock of events forward, by seconds.
-pub(crate) fn advance(seconds: u64) {
-    AHEAD.fetch_add(seconds, SeqCst);
-}
-
 /// One recorded point of a stream, and the time at which the stream reached the point.
 #[derive(Debug, Default)]
 struct Point {
@@ -42,7 +31,7 @@ struct Point {
 
 impl Point {
     fn reach(&self) {
-        *lock(&self.reached) = Some(Instant::now() + Duration::from_secs(AHEAD.load(SeqCst)));
+        *lock(&self.reached) = Some(clock::now());
         self.changed.notify_all();
     }
 

@@ -39,13 +39,16 @@ const IN_PROGRESS: c_int = 7;
 #[derive(Debug, Clone, Copy)]
 struct UniqueId([u8; 128]);
 
-/// The first members of `ncclConfig_t`, the same in all versions.
+/// The first members of `ncclConfig_t`, the same in all versions since 2.17.
 #[repr(C)]
 struct ConfigStart {
     size: usize,
     magic: c_uint,
     version: c_uint,
     blocking: c_int,
+    _cluster: c_int,
+    _min_ctas: c_int,
+    max_ctas: c_int,
 }
 
 fn comms() -> &'static Handles<Comm> {
@@ -136,6 +139,16 @@ unsafe extern "C" fn ncclCommInitRankConfig(
     if config.is_some_and(|config| config.magic != MAGIC || config.size < size_of::<ConfigStart>())
     {
         return INVALID_ARGUMENT;
+    }
+    if let Some(&ConfigStart { version, max_ctas, .. }) = config
+        && version >= 21_700
+        && max_ctas != c_int::MIN
+    {
+        if max_ctas < 1 {
+            return INVALID_ARGUMENT;
+        }
+        STATS.bounded_communicators.add(1);
+        STATS.communicator_ctas.add(max_ctas.cast_unsigned().into());
     }
     let blocking = config.is_none_or(|config| config.blocking != 0);
     status(join(out, ranks, id, rank, current_device_or_first(), blocking))

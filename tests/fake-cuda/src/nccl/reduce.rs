@@ -4,6 +4,8 @@
 
 use half::{bf16, f16};
 
+use crate::wrong::is_wrong;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Element {
     I8,
@@ -141,6 +143,8 @@ pub(super) unsafe fn reduce(
     sources: &[usize],
     count: usize,
 ) -> Vec<u8> {
+    let forgets = op == Reduction::Sum && is_wrong("nccl");
+    let sources = &sources[..sources.len() - usize::from(forgets)];
     let mut out = vec![0; count * element.bytes()];
     let to = out.as_mut_ptr();
     let sources = &rotated(sources, order);

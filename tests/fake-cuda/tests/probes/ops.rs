@@ -69,6 +69,12 @@ pub(crate) fn cases() -> Vec<Case> {
         case("rotary_backward-norm", "reduction", |plan| rotary_backward(plan, true)),
         case("swiglu", many, swiglu),
         case("swiglu_backward", many, swiglu_backward),
+        case("width_norm_sums", many, |plan| width_norm(plan, 0)),
+        case("width_norm", many, |plan| width_norm(plan, 1)),
+        case("width_norm_backward_sums", many, |plan| width_norm(plan, 2)),
+        case("width_norm_backward", "reduction", |plan| width_norm(plan, 3)),
+        case("geglu", many, geglu),
+        case("geglu_backward", many, geglu_backward),
         case("gelu", many, gelu),
         case("gelu_backward", many, gelu_backward),
         case("bias_dropout_add", many, |plan| bias_dropout_add(plan, NO_DROPOUT)),
@@ -86,6 +92,7 @@ pub(crate) fn cases() -> Vec<Case> {
         case("attention_backward", "attention", |plan| attention(plan, 1, NO_DROPOUT, true)),
         case("attention-shared", "attention", |plan| attention(plan, 4, NO_DROPOUT, false)),
         case("attention_backward-shared", "attention", |plan| attention(plan, 4, NO_DROPOUT, true)),
+        case("cap_logits", many, cap_logits),
         case("row_max", many, |plan| cross_entropy(plan, 0)),
         case("cross_entropy_stats", many, |plan| cross_entropy(plan, 1)),
         case("cross_entropy_backward", many, |plan| cross_entropy(plan, 2)),
@@ -225,6 +232,46 @@ fn swiglu_backward(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let (x, d) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
     on_sets(plan, [x, d], 2, |[x, d]| Op::SwiGluBackward { x, d, gate: Gate::Silu })
+}
+
+fn geglu(plan: &mut Plan) -> OpSets {
+    let (rows, cols, ..) = sizes();
+    let (x, y) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
+    on_sets(plan, [x, y], 1, |[x, y]| Op::SwiGlu { x, y, gate: Gate::Gelu })
+}
+
+fn geglu_backward(plan: &mut Plan) -> OpSets {
+    let (rows, cols, ..) = sizes();
+    let (x, d) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
+    on_sets(plan, [x, d], 2, |[x, d]| Op::SwiGluBackward { x, d, gate: Gate::Gelu })
+}
+
+/// Passes of the norm over the width of q and k: the sums and the norm, then those of the gradient.
+fn width_norm(plan: &mut Plan, pass: usize) -> OpSets {
+    let (rows, cols, _, count, seq_len) = sizes();
+    let (dim, kv_count) = (cols / count, (count / 4).max(1));
+    let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
+    let normed = (count + kv_count) * dim;
+    let (row, pair) = ((VALUE, (1, normed)), (Dtype::F32, (rows, 2)));
+    let whole = (VALUE, (rows, (count + 2 * kv_count) * dim));
+    let tensors = [whole, (VALUE, (rows, normed)), row, pair, pair, row];
+    on_sets(plan, tensors, 5, |[qkv, raw, gain, sums, dots, d_gain]| {
+        let widths = [count * dim, kv_count * dim].map(|n| n as f32);
+        let norm = WidthNorm { heads, gain, sums, widths, epsilon: 1e-5 };
+        match pass {
+            0 => Op::WidthNormSums { qkv, raw, heads, sums },
+            1 => Op::WidthNorm { qkv, raw, norm },
+            2 => Op::WidthNormBackwardSums { d_qkv: qkv, raw, norm, dots },
+            _ => Op::WidthNormBackward { d_qkv: qkv, raw, norm, dots, d_gain },
+        }
+    })
+}
+
+fn cap_logits(plan: &mut Plan) -> OpSets {
+    let (rows, _, vocab, ..) = sizes();
+    let logits = tensor(plan, VALUE, (rows, vocab));
+    let op = Op::CapLogits { logits, scale: 1.0, cap: Some(30.0) };
+    OpSets { ops: vec![op], fill: vec![logits], ..OpSets::default() }
 }
 
 fn gelu(plan: &mut Plan) -> OpSets {

@@ -1,7 +1,7 @@
 //! Speed of matmuls and ops at the shapes of a 1.3B model, measured over many of each in a queue.
 
 use crate::{ops, small};
-use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, Peers};
+use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, MatmulSelection, Peers};
 use device::{Arena, Device, Dtype, Epilogue, FP8_SINCE, Lane, Op, Plan, Rank, Tensor, random};
 use device::{Communicator, HostWork};
 use std::sync::Arc;
@@ -22,6 +22,7 @@ pub(crate) fn open_with(plan: Plan, attention: AttentionLibrary, scratch: u64) -
         peers: Arc::new(Peers::new(1)),
         collectives: Collectives::InProcess,
         attention,
+        matmuls: MatmulSelection::Heuristic,
         scratch,
         work: HostWork::default(),
         programs: offload::PROGRAMS,

@@ -12,7 +12,7 @@ pub(crate) use compiled::{compile, nvrtc_or_skip, take_ran};
 
 use device::cpu::{self, CpuOptions, Lanes};
 use device::cuda::testing::{self, Launch};
-use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, Peers};
+use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, MatmulSelection, Peers};
 use device::numerics::{E4m3, E5m2};
 use device::{Arena, Device, Dtype, Lane, Mode, Op, Plan, Rank, Tensor, random};
 use device::{Communicator, HostWork};
@@ -165,6 +165,7 @@ fn open_gpu(rank: Rank, plan: &Arc<Plan>) -> Device {
         peers: Arc::new(Peers::new(1)),
         collectives: Collectives::InProcess,
         attention: AttentionLibrary::Own,
+        matmuls: MatmulSelection::Heuristic,
         scratch: 1 << 20,
         work: HostWork::default(),
         programs: offload::PROGRAMS,

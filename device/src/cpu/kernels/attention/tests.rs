@@ -20,7 +20,7 @@ fn grouped(samples: usize, seq_len: usize, count: usize, kv_count: usize, head_d
 
 /// The keys that a query sees, and their scores.
 #[derive(Clone, Copy, Default)]
-struct Seen<'a> {
+struct Visibility<'a> {
     /// Start of each token's document, in samples of several documents.
     starts: Option<&'a [i32]>,
     /// `None`: [`Scores::of`] the heads.
@@ -28,17 +28,17 @@ struct Seen<'a> {
 }
 
 /// Samples of one document.
-const WHOLE: Seen<'static> = Seen { starts: None, scores: None };
+const WHOLE: Visibility<'static> = Visibility { starts: None, scores: None };
 
-const fn documents(starts: &[i32]) -> Seen<'_> {
-    Seen { starts: Some(starts), scores: None }
+const fn documents(starts: &[i32]) -> Visibility<'_> {
+    Visibility { starts: Some(starts), scores: None }
 }
 
 /// out and lse by the plain formula.
 fn attention_f64(
     qkv: &[f64],
     (samples, d, heads): Size,
-    seen: Seen<'_>,
+    visible: Visibility<'_>,
     dropout: Dropout,
 ) -> (Vec<f64>, Vec<f64>) {
     let Heads { count, kv_count, first, total, seq_len: t } = heads;
@@ -50,11 +50,11 @@ fn attention_f64(
         &qkv[((b * t + token) * all + head) * d..][..d]
     };
     for (b, h, q) in (0..samples * count * t).map(|i| (i / t / count, i / t % count, i % t)) {
-        let scores = seen.scores.unwrap_or_else(|| Scores::of(d));
-        let scale = seen.scores.map_or(1.0 / (d as f64).sqrt(), |s| f64::from(s.scale));
+        let scores = visible.scores.unwrap_or_else(|| Scores::of(d));
+        let scale = visible.scores.map_or(1.0 / (d as f64).sqrt(), |s| f64::from(s.scale));
         let cap = |s: f64| scores.cap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh());
         let score = |k| cap(inner(at(b, q, 0, h), at(b, k, 1, h)) * scale);
-        let document = seen.starts.map_or(0, |starts| starts[b * t + q] as usize);
+        let document = visible.starts.map_or(0, |starts| starts[b * t + q] as usize);
         let window = scores.window.map_or(0, |window| (q + 1).saturating_sub(window));
         let from = document.max(window);
         let sum: f64 = (from..=q).map(|k| f64::exp(score(k))).sum();
@@ -81,7 +81,7 @@ fn run_ops(
     threads: usize,
     dtype: Dtype,
     size: Size,
-    seen: Seen<'_>,
+    visible: Visibility<'_>,
     dropout: Dropout,
     qkv: &[f64],
     d_out: &[f64],
@@ -94,8 +94,8 @@ fn run_ops(
         (rig.put(dtype, (rows, qkv_width), qkv), rig.put(dtype, (rows, width), d_out));
     let (out, d_qkv) = (rig.out(dtype, (rows, width)), rig.out(dtype, (rows, qkv_width)));
     let lse = rig.out(Dtype::F32, (samples * heads.count, heads.seq_len));
-    let starts = seen.starts.map(|starts| rig.put_ints(starts));
-    let scores = seen.scores.unwrap_or_else(|| Scores::of(d));
+    let starts = visible.starts.map(|starts| rig.put_ints(starts));
+    let scores = visible.scores.unwrap_or_else(|| Scores::of(d));
     rig.run(&Op::Attention { qkv, out, lse, heads, starts, dropout, scores });
     rig.run(&Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores });
     [out, lse, d_qkv].map(|t| rig.get(t))
@@ -213,9 +213,9 @@ fn documents_of_a_sample_are_the_formula_forward_and_backward() {
         {
             let dropout = Dropout { first_row: 2 * size.2.seq_len as u64, ..dropout };
             let (qkv, d_out) = inputs(size);
-            let seen = documents(&starts);
-            let [out, lse, got] = run_ops(1, dtype, size, seen, dropout, &qkv, &d_out);
-            let formula = |qkv: &[f64]| attention_f64(qkv, size, seen, dropout);
+            let visible = documents(&starts);
+            let [out, lse, got] = run_ops(1, dtype, size, visible, dropout, &qkv, &d_out);
+            let formula = |qkv: &[f64]| attention_f64(qkv, size, visible, dropout);
             let (want, want_lse) = formula(&qkv);
             assert_close(&out, &want, 4e-6, ulp);
             assert_close(&lse, &want_lse, 2e-6, 1e-6);
@@ -272,11 +272,13 @@ fn windows_and_caps_are_the_formula_forward_and_backward() {
         for (size, window) in windows() {
             for (cap, dropout) in [(None, DROPOUT), (Some(1.0), NO_DROPOUT), (Some(50.0), DROPOUT)]
             {
-                let seen =
-                    Seen { scores: Some(scores(size.1, cap, Some(window))), ..Seen::default() };
+                let visible = Visibility {
+                    scores: Some(scores(size.1, cap, Some(window))),
+                    ..Visibility::default()
+                };
                 let (qkv, d_out) = inputs(size);
-                let [out, lse, got] = run_ops(1, dtype, size, seen, dropout, &qkv, &d_out);
-                let formula = |qkv: &[f64]| attention_f64(qkv, size, seen, dropout);
+                let [out, lse, got] = run_ops(1, dtype, size, visible, dropout, &qkv, &d_out);
+                let formula = |qkv: &[f64]| attention_f64(qkv, size, visible, dropout);
                 let (want, want_lse) = formula(&qkv);
                 assert_close(&out, &want, 4e-6, ulp);
                 assert_close(&lse, &want_lse, 2e-6, 1e-6);
@@ -293,10 +295,10 @@ fn a_window_ends_at_the_start_of_a_document() {
     for (size, starts) in packed() {
         for window in [2, 5, 34] {
             let scores = Some(scores(size.1, Some(2.0), Some(window)));
-            let seen = Seen { starts: Some(&starts), scores };
+            let visible = Visibility { starts: Some(&starts), scores };
             let (qkv, d_out) = inputs(size);
-            let [out, lse, got] = run_ops(1, Dtype::F32, size, seen, DROPOUT, &qkv, &d_out);
-            let formula = |qkv: &[f64]| attention_f64(qkv, size, seen, DROPOUT);
+            let [out, lse, got] = run_ops(1, Dtype::F32, size, visible, DROPOUT, &qkv, &d_out);
+            let formula = |qkv: &[f64]| attention_f64(qkv, size, visible, DROPOUT);
             let (want, want_lse) = formula(&qkv);
             assert_close(&out, &want, 4e-6, 1e-7);
             assert_close(&lse, &want_lse, 2e-6, 1e-6);
@@ -312,23 +314,24 @@ fn a_window_of_the_whole_sample_changes_no_bit() {
         let (size, dropout) = (size(2, 70, 2, 10), DROPOUT);
         let (qkv, d_out) = inputs(size);
         let wide = Scores { window: Some(window), ..Scores::of(10) };
-        let seen = Seen { scores: Some(wide), ..Seen::default() };
+        let visible = Visibility { scores: Some(wide), ..Visibility::default() };
         let want = run_ops(1, Dtype::Bf16, size, WHOLE, dropout, &qkv, &d_out);
-        assert_eq!(run_ops(1, Dtype::Bf16, size, seen, dropout, &qkv, &d_out), want);
+        assert_eq!(run_ops(1, Dtype::Bf16, size, visible, dropout, &qkv, &d_out), want);
     }
 }
 
 #[test]
 fn a_key_before_the_window_changes_no_bit() {
     let (size, window) = (grouped(1, 200, 4, 2, 6), 50);
-    let seen = Seen { scores: Some(scores(6, Some(3.0), Some(window))), ..Seen::default() };
+    let visible =
+        Visibility { scores: Some(scores(6, Some(3.0), Some(window))), ..Visibility::default() };
     let (qkv, d_out) = inputs(size);
-    let whole = run_ops(1, Dtype::F32, size, seen, DROPOUT, &qkv, &d_out);
+    let whole = run_ops(1, Dtype::F32, size, visible, DROPOUT, &qkv, &d_out);
     let mut other = qkv.clone();
     let (all, width) = (8 * 6, 4 * 6);
     // Token 98 is the last that sees token 49, which is changed.
     other[49 * all..50 * all].iter_mut().for_each(|x| *x = 9.0 - *x);
-    let changed = run_ops(1, Dtype::F32, size, seen, DROPOUT, &other, &d_out);
+    let changed = run_ops(1, Dtype::F32, size, visible, DROPOUT, &other, &d_out);
     assert_eq!(whole[0][..49 * width], changed[0][..49 * width]);
     assert_eq!(whole[0][99 * width..], changed[0][99 * width..]);
     assert_ne!(whole[0][98 * width..99 * width], changed[0][98 * width..99 * width]);

@@ -3,6 +3,7 @@
 use super::super::{CommandError, Failable, SimdArg, code, print_as, say};
 use crate::bench::{self, Collective, Product, Row, cases};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use topology::{cores, counted};
 
@@ -100,9 +101,16 @@ fn adam_text(rows: &[Row]) -> String {
             "{path:<9} {state:<11} {threads:>7} {page_kib:>9} {bytes_per_param:>12} {params:>11.1} {gb_per_s:>9.2} {ceiling:>9.2} {share:>6.1}%"
         );
     }
-    out + "ceiling: the same loads and stores without arithmetic, in turn with the update; medians; rows of the same\n\
-           threads and pages are measured in turn\n"
-        + above(rows.iter().map(|r| r.share_of_ceiling))
+    let loops: BTreeSet<&str> = rows.iter().map(|row| row.ceiling_loop.as_str()).collect();
+    let loops = loops.into_iter().collect::<Vec<_>>().join("; ");
+    let triads = rows.iter().filter_map(|row| row.triad_gb_per_s).fold(0.0, f64::max);
+    let _ = writeln!(
+        out,
+        "ceiling: the same loads and stores without arithmetic, in turn with the update; medians; rows of the same\n\
+         threads and pages are measured in turn; by the fastest loop: {loops}\n\
+         STREAM (triad) reaches {triads:.2} GB/s here"
+    );
+    out + above(rows.iter().map(|r| r.share_of_ceiling))
 }
 
 pub(super) fn gemm(args: &GemmArgs) -> Result<(), CommandError> {

@@ -2,14 +2,13 @@
 
 use super::super::largest::of_states;
 use super::super::search::FitFailure;
-use super::super::simulate::seconds;
+use super::super::simulate::{seconds, with_range};
 use super::super::{
     CommandError, ConfigArgs, code, fit_result, print, print_json, quoted_path, say, search,
     set_arguments, text_for_config,
 };
 use super::PlanArgs;
 use super::config_file::{ConfigFile, length, may_create};
-use crate::report::progress::si;
 use crate::report::reading::TerminalProgress;
 use config::{Config, ConfigError, Family, Further, LoadedConfig, Origin, load_str_and_look};
 use files::hub::{self, HubModel, MissingSnapshot};
@@ -58,6 +57,8 @@ struct Answer<'a> {
 #[derive(Serialize)]
 struct FasterLayout {
     tokens_per_second: f64,
+    tokens_per_second_low: f64,
+    tokens_per_second_high: f64,
     /// Settings `key=value`, for a config that names the model.
     sets: Vec<String>,
 }
@@ -89,9 +90,11 @@ pub(super) fn run(
         }
         _ => None,
     };
-    let bf16_moments = bf16_moments.map(|Layout { tokens_per_second, sets, .. }| FasterLayout {
-        tokens_per_second,
-        sets: complete(&sets),
+    let bf16_moments = bf16_moments.map(|layout| FasterLayout {
+        tokens_per_second: layout.tokens_per_second,
+        tokens_per_second_low: layout.tokens_per_second_low,
+        tokens_per_second_high: layout.tokens_per_second_high,
+        sets: complete(&layout.sets),
     });
     let mut no = FitFailure::of(&loaded, machine, &found, gpus);
     no.iter_mut().flat_map(FitFailure::sets).for_each(|sets| *sets = complete(sets));
@@ -111,11 +114,16 @@ pub(super) fn run(
         let mut out = introduction(&loaded, &found);
         if let Some(best) = best {
             fits(&mut out, best, &found, args.tokens, &complete(&best.sets));
-            if let Some(FasterLayout { tokens_per_second, sets }) = &bf16_moments {
-                let (rate, with) = (si(*tokens_per_second), arguments(sets));
+            if let Some(faster) = &bf16_moments {
+                let rate = with_range(
+                    faster.tokens_per_second,
+                    faster.tokens_per_second_low,
+                    faster.tokens_per_second_high,
+                );
+                let with = arguments(&faster.sets);
                 let _ = writeln!(
                     out,
-                    "  faster with bf16 Adam moments, which change results, {rate}tok/s: {with}"
+                    "  faster with bf16 Adam moments, which change results, {rate}: {with}"
                 );
             }
         }
@@ -215,6 +223,17 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
         let help = "--model needs a box to plan for: --box NAME (`onebox boxes` lists them)";
         return Err(CommandError::new(2, help));
     }
+    let sets = args.sets.iter().cloned().chain(more.iter().map(ToString::to_string)).collect();
+    let given = ConfigArgs { config: PathBuf::new(), sets };
+    load_with(model, &args.sets, &args.on_box.with(&given)?.sets)
+}
+
+/// [`load`] with all settings `sets`; one of these settings names the box. `given` has the user's settings.
+pub(super) fn load_with(
+    model: &Path,
+    given: &[String],
+    sets: &[String],
+) -> Result<LoadedConfig, CommandError> {
     let absolute = located(model)?;
     let folder = if absolute.is_dir() { Some(&*absolute) } else { absolute.parent() };
     let name = folder.and_then(|folder| match hub::name_of_snapshot(folder) {
@@ -222,7 +241,7 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
         None => folder.file_name().map(ToOwned::to_owned),
     });
     let name: String = name.map_or("model".into(), |name| name.to_string_lossy().into_owned());
-    let (from, length) = (text_for_config(&absolute)?, length(&args.sets, 1000));
+    let (from, length) = (text_for_config(&absolute)?, length(given, 1000));
     let text = |seq_len: Option<usize>, global: usize| {
         let seq_len = seq_len.map_or(String::new(), |n| format!(", seq_len: {n}"));
         format!(
@@ -231,11 +250,8 @@ fn load(args: &PlanArgs, model: &Path, more: &[&str]) -> Result<LoadedConfig, Co
         )
     };
     let config = |e: ConfigError| CommandError::new(code::CONFIG, e.without_text(&name));
-    let more = more.iter().map(ToString::to_string);
-    let sets = args.sets.iter().cloned().chain(more).collect();
-    let ConfigArgs { sets, .. } = args.on_box.with(&ConfigArgs { config: PathBuf::new(), sets })?;
     let further = Further { searched: true, ..Further::NONE };
-    let load = |text: &str| load_str_and_look(text, &name, Path::new(""), &sets, &further);
+    let load = |text: &str| load_str_and_look(text, &name, Path::new(""), sets, &further);
     // The config is loaded twice, since the folder and `--set` decide the batch.
     let first = load(&text(None, 64)).map_err(config)?;
     let is_given = |(key, _, origin): &(String, String, Origin)| {
@@ -269,7 +285,7 @@ fn introduction(loaded: &LoadedConfig, found: &SearchReport) -> String {
 }
 
 /// The key of `key=value`.
-fn key(set: &str) -> &str {
+pub(super) fn key(set: &str) -> &str {
     set.split_once('=').map_or(set, |(key, _)| key).trim()
 }
 
@@ -298,14 +314,14 @@ fn fits(
     let Layout { tensor, data, micro, micro_batches, words, .. } = best;
     let _ = writeln!(
         out,
-        "\nyes{}: TP {tensor} x DP {data}, micro {micro} x {micro_batches}, {words}\n  {}tok/s, a step in {}; {:.1} TFLOPS of the \
+        "\nyes{}: TP {tensor} x DP {data}, micro {micro} x {micro_batches}, {words}\n  {}, a step in {}; {:.1} TFLOPS of the \
          model per GPU\n  {}",
         match found.states {
             States::Given => "",
             States::SplitMaster => ", with split fp32 parameters",
             States::Bf16Moments => ", but only with bf16 Adam moments",
         },
-        si(best.tokens_per_second),
+        search::rate(best),
         seconds(best.step_seconds),
         best.model_tflops_per_gpu,
         search::memories(best),
@@ -322,12 +338,26 @@ fn fits(
         let _ = writeln!(out, "  what binds: {what}, {share:.0} % of the step");
     }
     if let Some(tokens) = tokens {
-        let days = tokens as f64 / best.tokens_per_second / 86_400.0;
-        let time = match days >= 1.0 {
-            true => format!("{days:.1} days"),
-            false => format!("{:.1} hours", 24.0 * days),
-        };
-        let _ = writeln!(out, "  {tokens} tokens in {time}");
+        let time = |rate: f64| duration(tokens as f64 / rate);
+        let (soonest, latest) =
+            (time(best.tokens_per_second_high), time(best.tokens_per_second_low));
+        let _ = writeln!(
+            out,
+            "  {tokens} tokens in {} ({soonest} to {latest})",
+            time(best.tokens_per_second)
+        );
+    }
+    for line in search::certainty(found) {
+        let _ = writeln!(out, "  {line}");
     }
     let _ = writeln!(out, "  with a config of this model: {}", arguments(sets));
+}
+
+/// Seconds as days or hours.
+pub(super) fn duration(seconds: f64) -> String {
+    let days = seconds / 86_400.0;
+    match days >= 1.0 {
+        true => format!("{days:.1} days"),
+        false => format!("{:.1} hours", 24.0 * days),
+    }
 }

@@ -5,6 +5,7 @@ use crate::sim::hardware::era::BATCHED_SHARE;
 use crate::sim::hardware::{Gpu, Hardware};
 use crate::sim::program::{Work, WorkKind};
 use config::Fact;
+use device::Scores;
 
 /// Side length of the tile of a matmul that one multiprocessor computes.
 const TILE: f64 = 128.0;
@@ -119,9 +120,11 @@ const fn width(work: &Work) -> f64 {
 /// Seconds of this project's attention kernels. They use tensor cores for 16 bits and heads of up
 /// to 128 columns if the GPU has them, otherwise fp32 (`launch/attention.rs`).
 fn attention(gpu: &Gpu, work: &Work) -> f64 {
-    let WorkKind::Attention { scores, seq_len, head_dim, backward } = work.kind else { return 0.0 };
+    let WorkKind::Attention { scores, seq_len, window, head_dim, backward } = work.kind else {
+        return 0.0;
+    };
     let pass = usize::from(backward);
-    let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len) * padded(head_dim);
+    let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len, window) * padded(head_dim);
     let cost = match gpu.sm {
         _ if work.wide || head_dim > 128 => None,
         80.. => Some(&AMPERE[pass]),
@@ -153,10 +156,20 @@ const fn least_product(sm: u32) -> f64 {
     if sm >= 90 && sm < 120 { HOPPER_PRODUCT } else { 0.0 }
 }
 
-/// The ratio of whole tiles up to the diagonal to the counted half square.
-fn tiled(seq_len: usize) -> f64 {
-    let (tokens, tiles) = (seq_len as f64, (seq_len as f64 / ATTENTION_TILE).ceil());
-    ATTENTION_TILE * ATTENTION_TILE * tiles * (tiles + 1.0) / (tokens * tokens)
+/// The ratio of the pairs in whole tiles, from the window's first tile to the diagonal, to the counted
+/// pairs: the pairs in the window or, without a window, half of the square.
+fn tiled(seq_len: usize, window: Option<usize>) -> f64 {
+    let tiles = (seq_len as f64 / ATTENTION_TILE).ceil();
+    let whole = match window {
+        None => tiles * (tiles + 1.0) / 2.0,
+        Some(window) => {
+            // The tiles before the diagonal's that the first query of a tile sees.
+            let before = ((window as f64 - 1.0) / ATTENTION_TILE).ceil().min(tiles - 1.0);
+            before * (before + 1.0) / 2.0 + (tiles - before) * (before + 1.0)
+        }
+    };
+    let counted = Scores { scale: 1.0, cap: None, window }.pairs(seq_len);
+    ATTENTION_TILE * ATTENTION_TILE * whole / counted
 }
 
 /// Columns of the kernel relative to those of the head: kernels exist for heads of 64, 128 and 256.
@@ -167,11 +180,15 @@ fn padded(head_dim: usize) -> f64 {
 /// Seconds of arithmetic, and bytes, of attention in several kernels, which move whole squares of
 /// scores through memory.
 fn batched_attention(gpu: &Gpu, work: &Work, rate: f64) -> (f64, f64) {
-    let WorkKind::Attention { scores, backward, .. } = work.kind else { return (0.0, 0.0) };
+    let WorkKind::Attention { scores, head_dim, backward, .. } = work.kind else {
+        return (0.0, 0.0);
+    };
     let bytes = work.bytes as f64 * (1.0 + gpu.head_copies_2020(backward));
+    // The whole square counts, not only the part that each token sees.
+    let products = if backward { 5.0 } else { 2.0 };
+    let flops = 2.0 * products * scores as f64 * head_dim as f64;
     let scores = scores as f64 * width(work) * gpu.score_passes_2020(backward);
-    // The whole square counts, not only the part before each token.
-    (2.0 * work.flops / (rate * BATCHED_SHARE), bytes + scores)
+    (flops / (rate * BATCHED_SHARE), bytes + scores)
 }
 
 /// Fraction of a GPU that a matmul keeps busy: the last round of tiles may be short, and each tile
@@ -201,9 +218,21 @@ mod tests {
     #[test]
     fn attention_executes_whole_tiles_and_padded_heads() {
         // 16 tiles per side: 136 of 256 tiles for the half square.
-        assert!((tiled(1024) - 136.0 / 128.0).abs() < 1e-12);
+        assert!((tiled(1024, None) - 136.0 / 128.0).abs() < 1e-12);
         // One tile for a quarter of a tile.
-        assert!((tiled(32) - 8.0).abs() < 1e-12);
+        assert!((tiled(32, None) - 8.0).abs() < 1e-12);
         assert_eq!([32, 64, 96, 128, 160].map(padded), [2.0, 1.0, 128.0 / 96.0, 1.0, 1.6]);
+    }
+
+    #[test]
+    fn attention_in_a_window_executes_the_tiles_of_the_window() {
+        // With 65 keys, the first query of a tile sees the whole tile before: 31 tiles in 16 rows of tiles.
+        let pairs = 65.0 * 66.0 / 2.0 + (1024.0 - 65.0) * 65.0;
+        assert!((tiled(1024, Some(65)) - 31.0 * 4096.0 / pairs).abs() < 1e-12);
+        // With one key, the tiles on the diagonal.
+        assert!((tiled(1024, Some(1)) - 16.0 * 64.0).abs() < 1e-12);
+        // With all but one key, all tiles up to the diagonal.
+        let pairs = 1024.0 * 1025.0 / 2.0 - 1.0;
+        assert!((tiled(1024, Some(1023)) - 136.0 * 4096.0 / pairs).abs() < 1e-12);
     }
 }

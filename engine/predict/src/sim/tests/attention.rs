@@ -9,6 +9,7 @@ use std::sync::Arc;
 fn seconds_of_attention(
     dtype: Dtype,
     kv_count: usize,
+    window: Option<usize>,
     set: impl FnOnce(&mut Hardware),
 ) -> [f64; 2] {
     let (tokens, count, dim) = (1024, 16, 128);
@@ -22,7 +23,7 @@ fn seconds_of_attention(
     let d_qkv = plan.tensor(on_device, "d_qkv", dtype, all);
     let heads = device::Heads { count, kv_count, first: 0, total: count, seq_len: tokens };
     let dropout = device::Dropout { p: 0.0, key: 0, first_row: 0 };
-    let scores = Scores::of(dim);
+    let scores = Scores { window, ..Scores::of(dim) };
     let program = record(rank_of(1, 1), &Arc::new(plan), |d| {
         [qkv, d_out].into_iter().try_for_each(|t| d.write(t, &|_| 0.0))?;
         d.begin_step(1);
@@ -80,12 +81,12 @@ fn attention_costs_what_its_kernel_executes() {
     .into_iter()
     .flat_map(|case| [(case, 16), (case, 2)])
     {
-        let got = seconds_of_attention(dtype, kv_count, |h| h.gpu.sm = sm);
+        let got = seconds_of_attention(dtype, kv_count, None, |h| h.gpu.sm = sm);
         got.into_iter().zip(want).for_each(|(got, want)| near(got, want));
     }
     // Blocks of 128 queries of one head: 8, on 80 multiprocessors or on 8.
     let few = |processors| {
-        seconds_of_attention(Dtype::F16, 16, |h| {
+        seconds_of_attention(Dtype::F16, 16, None, |h| {
             h.gpu.processors = processors;
             h.gpu.flops_32 = 10e12 / 80.0 * processors as f64;
             h.gpu.flops_16 = 100e12 / 80.0 * processors as f64;
@@ -96,9 +97,27 @@ fn attention_costs_what_its_kernel_executes() {
 }
 
 #[test]
+fn attention_in_a_window_costs_the_tiles_of_the_window() {
+    // 31 of 136 tiles: that of a query and the one before.
+    for sm in [75, 80, 70] {
+        let of = |window| {
+            seconds_of_attention(Dtype::F16, 16, window, |h| {
+                // Memory takes no time.
+                (h.gpu.sm, h.gpu.memory) = (sm, 1e18);
+            })
+        };
+        let (whole, narrow, wide) = (of(None), of(Some(65)), of(Some(1024)));
+        assert_eq!(whole, wide);
+        for (pass, launches) in [2e-6, 6e-6].into_iter().enumerate() {
+            near(narrow[pass] - launches, (whole[pass] - launches) * 31.0 / 136.0);
+        }
+    }
+}
+
+#[test]
 fn shared_heads_of_keys_and_values_are_read_and_written_once() {
     for kv_count in [16, 2] {
-        let got = seconds_of_attention(Dtype::F16, kv_count, |h| h.gpu.memory = 1e9);
+        let got = seconds_of_attention(Dtype::F16, kv_count, None, |h| h.gpu.memory = 1e9);
         let (out, lse) = ((1024 * 16 * 128 * 2) as f64, (1024 * 16 * 4) as f64);
         let qkv = out * (16 + 2 * kv_count) as f64 / 16.0;
         let bytes = [qkv + out + lse, 2.0 * qkv + 2.0 * out + lse];

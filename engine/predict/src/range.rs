@@ -1,0 +1,256 @@
+//! The range of a simulated rate: what a run on that box may reach, by the class of box and layout.
+//!
+//! The table below has a row for each class, with the ratios of measured to simulated speed that were
+//! found for it. A box and a layout of several classes has the product of their factors.
+//! `docs/simulator.md` shows the table.
+
+use config::{Attention, BoxConfig, Config, ParameterPlace, Precision};
+use serde::Serialize;
+
+/// Factors of a class on the ends of a range.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ErrorClass {
+    /// Words for the class, in a sentence about several classes.
+    words: &'static str,
+    /// Factor on the low end.
+    low: f64,
+    /// Factor on the high end.
+    high: f64,
+}
+
+const fn class(words: &'static str, low: f64, high: f64) -> ErrorClass {
+    ErrorClass { words, low, high }
+}
+
+/// Steps of onebox on one H200: 0.93 to 0.99 of their simulated speed, in four steps of two models on one
+/// card (`benchmarks/h200-2026-11-26.md`). Each end is 8 to 11 points further, since these are few.
+const ON_ONE_H200: ErrorClass = class("onebox on one H200", 0.85, 1.10);
+
+/// Everything that onebox has not run: whole steps of other programs had 0.65 to 1.12 of the simulated speed
+/// (38 steps of PyTorch on A100 and H100, and 28 of 29 steps of LLMQ, SlideFormer and KempnerForge).
+const NOT_RUN: ErrorClass = class("not run", 0.65, 1.15);
+
+/// A card without compared steps: seven steps on an RTX PRO 6000 had 0.83 to 0.96 of the speed that its
+/// data sheet gave, two on an RTX 5060 Ti 1.08 and 1.12.
+const DATA_SHEET: ErrorClass = class("rates of a card whose steps were not compared", 0.85, 1.0);
+
+/// Three steps of KempnerForge with TP 2 and 4 on H200 had 0.78 to 0.84, and its steps without TP 1.03 to 1.16.
+const TENSOR_PARALLEL: ErrorClass = class("TP", 0.8, 1.0);
+
+/// NCCL over PCIe reaches 1.5 to 41 GB/s on the hosts that were measured, with the same cards and links.
+const SUMS_OVER_PCIE: ErrorClass = class("sums over PCIe, whose speed the host decides", 0.5, 1.25);
+
+/// IBM's steps on 96 and 128 GPUs had 0.76 to 0.92, each with one box simulated.
+const MACHINES: ErrorClass = class("several machines", 0.8, 1.0);
+
+/// Attention is a larger part of such steps, and an H200's kernels took 1.04 and 1.25 of their estimates.
+const LONG: ErrorClass = class("samples of more than 4096 tokens", 0.9, 1.1);
+
+/// FlashAttention-2 has 0.84 to 0.98 of the simulated speed of attention at 512 tokens.
+const SHORT: ErrorClass = class("samples of fewer than 1024 tokens", 0.95, 1.0);
+
+/// Nine steps of LLMQ in fp8 had 0.89 to 1.30.
+const FP8: ErrorClass = class("fp8", 0.9, 1.13);
+
+/// Cards (compute capability, multiprocessors) with whole steps within 15 % of the simulation: H100 SXM and
+/// H200, RTX 4090, A100, RTX PRO 6000.
+const COMPARED_CARDS: [(u32, usize); 4] = [(90, 132), (89, 128), (80, 108), (120, 188)];
+
+/// Range of a simulated rate, relative to the rate.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RateRange {
+    /// Low end divided by the simulated rate.
+    pub low: f64,
+    /// High end divided by the simulated rate.
+    pub high: f64,
+    /// Sentence about the origin of the range.
+    pub reason: String,
+}
+
+impl RateRange {
+    /// Range of the rates of `config` on the box `b`.
+    pub fn new(config: &Config, b: &BoxConfig) -> Self {
+        let base = if has_run(config, b) { ON_ONE_H200 } else { NOT_RUN };
+        let wider = wider(config, b);
+        let low = wider.iter().fold(base.low, |low, class| low * class.low);
+        let high = wider.iter().fold(base.high, |high, class| high * class.high);
+        // The steps that were measured on the box are within its range.
+        let low = residuals(b).into_iter().fold(low, f64::min);
+        let high = residuals(b).into_iter().fold(high, f64::max);
+        let percent = |end: f64| format!("{:+.0} %", 100.0 * (end - 1.0));
+        let (range, plain) = (
+            format!("{} / {}", percent(low), percent(high)),
+            format!("{} / {}", percent(NOT_RUN.low), percent(NOT_RUN.high)),
+        );
+        let reason = if base == ON_ONE_H200 {
+            format!(
+                "the range is {range}, since four steps of onebox on one H200 had 0.93 to 0.99 of their simulated speed"
+            )
+        } else {
+            let words: Vec<&str> = wider.iter().map(|class| class.words).collect();
+            let because = match words[..] {
+                [] => String::new(),
+                _ => format!("; this one is wider for: {}", words.join("; ")),
+            };
+            format!(
+                "the range is {range}: onebox has run on one H200 only, and no range of anything else is narrower than \
+                 {plain}{because}"
+            )
+        };
+        Self { low, high, reason }
+    }
+
+    /// Low and high end for the simulated rate `rate`.
+    pub fn of_rate(&self, rate: f64) -> [f64; 2] {
+        [self.low * rate, self.high * rate]
+    }
+}
+
+/// Influence of a key of a box on the simulated speed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct KeyInfluence {
+    /// Dotted key of the box.
+    pub key: &'static str,
+    /// Percent by which the speed grows if the key is 10 % larger.
+    pub percent: f64,
+}
+
+impl KeyInfluence {
+    /// Sentence about the influence, for a report.
+    pub fn words(&self) -> String {
+        let Self { key, percent } = self;
+        format!("this hangs on {key} most: 10 % there are {percent:.0} % here")
+    }
+}
+
+/// Whether onebox has run steps of this class on a GPU: one GPU of Hopper with 132 multiprocessors (H200, or
+/// H100 SXM, which has the same chip), bf16, 1024 to 4096 tokens, onebox's attention, parameters on the GPU.
+fn has_run(config: &Config, b: &BoxConfig) -> bool {
+    b.measured.is_none()
+        && !b.gpu.as_of_2020
+        && (b.gpu.sm, b.gpu.processors) == (90, 132)
+        && config.world_size() == 1
+        && config.precision == Precision::Bf16
+        && config.attention != Attention::Cudnn
+        && config.offload.parameters == ParameterPlace::Device
+        && (1024..=4096).contains(&config.model.seq_len)
+}
+
+/// Classes that make the range wider.
+fn wider(config: &Config, b: &BoxConfig) -> Vec<ErrorClass> {
+    if b.measured.is_some() {
+        // Cores in place of GPUs: `scripts/check-simulator` compares their steps, with 0.71 to 1.12.
+        return Vec::new();
+    }
+    let (tp, dp, tokens) = (config.parallel.tensor, config.parallel.data, config.model.seq_len);
+    let compared = COMPARED_CARDS.contains(&(b.gpu.sm, b.gpu.processors));
+    let several = tp * dp > b.gpus / b.machines.max(1);
+    let classes = [
+        (!compared && residuals(b).is_empty(), DATA_SHEET),
+        (tp > 1, TENSOR_PARALLEL),
+        (tp * dp > 1 && !has_nvlink(b), SUMS_OVER_PCIE),
+        (several, MACHINES),
+        (tokens > 4096, LONG),
+        (tokens < 1024, SHORT),
+        (config.precision == Precision::Fp8, FP8),
+    ];
+    classes.into_iter().filter(|(applies, _)| *applies).map(|(_, class)| class).collect()
+}
+
+/// Measured over simulated speed of the small models that `bench --save-box` ran on the box, if it did.
+fn residuals(b: &BoxConfig) -> Vec<f64> {
+    let all = [b.residual.gpt2, b.residual.llama].map(f64::from);
+    all.into_iter().filter(|residual| *residual > 0.0).collect()
+}
+
+/// Whether NVLink joins every pair of GPUs of a machine.
+fn has_nvlink(b: &BoxConfig) -> bool {
+    match &b.machine {
+        Some(machine) => {
+            let joins = |a: usize| (0..a).all(|other| machine.nvlink_mb_per_s(a, other) > 0);
+            (0..machine.gpus.len()).all(joins)
+        }
+        // Sums over PCIe are not faster than the links.
+        None => b.gpu.peer_gb_per_s > b.host.link_gb_per_s,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use config::{load_box, load_str};
+    use std::path::Path;
+
+    /// Range of a small model on a bundled box.
+    fn range(on: &str, sets: &[&str]) -> RateRange {
+        let ron = "(model: (layers: 2, hidden: 128, heads: 8, seq_len: 1024), batch: (micro: 1, global: 8), \
+                   data: (train: \"unused\"), train: (steps: 6))";
+        let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
+        let config = load_str(ron, "test.ron", Path::new("."), &sets);
+        let config = config.unwrap_or_else(|e| panic!("{e}")).config;
+        RateRange::new(&config, &load_box(Path::new(on)).unwrap())
+    }
+
+    #[test]
+    fn only_what_ran_on_an_h200_has_a_range_narrower_than_that_of_the_rest() {
+        for on in ["h200-256gib", "dgx-h200", "h100-1tib"] {
+            let ran = range(on, &[]);
+            assert_eq!([ran.low, ran.high], [0.85, 1.10], "{on}");
+            assert!(ran.reason.contains("-15 % / +10 %, since four steps of onebox"), "{ran:?}");
+        }
+        for (on, sets) in [
+            ("h100-256gib", &[][..]),
+            ("desktop-4090", &[]),
+            ("dgx-a100", &[]),
+            ("v100-32gb", &["precision=Fp16"]),
+            ("h200-256gib", &["precision=Fp16"]),
+            ("h200-256gib", &["precision=Fp8"]),
+            ("h200-256gib", &["model.seq_len=512"]),
+            ("h200-256gib", &["model.seq_len=8192"]),
+            ("h200-256gib", &["attention=Cudnn"]),
+            ("dgx-h200", &["parallel.data=2"]),
+            ("dgx-h200", &["parallel.tensor=2"]),
+        ] {
+            let wide = range(on, sets);
+            assert!(wide.low <= 0.65 && wide.high >= 1.15, "{on}, {sets:?}: {wide:?}");
+            assert!(wide.reason.contains("one H200 only"), "{wide:?}");
+            assert!(wide.reason.contains("narrower than -35 % / +15 %"), "{wide:?}");
+        }
+    }
+
+    #[test]
+    fn a_range_is_wider_for_each_class_that_was_not_compared() {
+        let low = |on: &str, sets: &[&str]| range(on, sets).low;
+        let plain = low("desktop-4090", &[]);
+        assert_eq!(plain, 0.65);
+        assert!(low("desktop-5090", &[]) < plain, "a data sheet");
+        let pair = low("workstation-4x4090", &["parallel.data=2"]);
+        assert!(pair < plain, "sums over PCIe");
+        assert!(low("workstation-4x4090", &["parallel.tensor=2"]) < pair, "and TP");
+        let joined = range("dgx-a100", &["parallel.data=2"]);
+        assert_eq!(joined.low, plain, "NVLink joins these");
+        assert!(low("dgx-a100", &["parallel.tensor=2"]) < plain);
+        assert!(
+            low(
+                "dgx2-x8",
+                &["parallel.tensor=8", "parallel.data=16", "batch.global=16", "precision=Fp16"]
+            ) < plain
+        );
+        let config = load_str(
+            "(model: (layers: 2, hidden: 128, heads: 8, seq_len: 1024), data: (train: \"unused\"), train: (steps: 6))",
+            "test.ron",
+            Path::new("."),
+            &[],
+        );
+        let mut measured = load_box(Path::new("desktop-5090")).unwrap();
+        measured.residual = config::ResidualConfig { gpt2: 0.9, llama: 0.5 };
+        let measured = RateRange::new(&config.unwrap().config, &measured);
+        assert_eq!(
+            [measured.low, measured.high],
+            [0.5, 1.15],
+            "a step on the box is within its range"
+        );
+        let both = range("workstation-4x4090", &["parallel.tensor=2"]).reason;
+        assert!(both.contains("wider for: TP; sums over PCIe"), "{both}");
+    }
+}
