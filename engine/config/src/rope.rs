@@ -83,7 +83,7 @@ choice! {
             factor: f32 = float(FACTOR, of.or(KeyDefault::Required("factor: 32.0"), |r| r.scaling.factor("LongRope")));
             /// Number of tokens of the contexts in the model's first training.
             original_seq_len: usize = uint(
-                1..=MOST_POSITIONS,
+                2..=MOST_POSITIONS,
                 of.or(KeyDefault::Required("original_seq_len: 4096"), |r| r.scaling.original_seq_len("LongRope"))
             );
             /// A factor for each pair of rotated elements, which divides its frequency, if samples

@@ -56,6 +56,9 @@ const SCALING: [&str; 12] = [
 /// Reads both forms: `rope_parameters` of version 5, `rope_theta` and `rope_scaling` of version 4.
 pub(super) fn ropes(keys: &mut Keys, context: RopeContext) -> Ropes {
     let theta = keys.get("rope_theta");
+    let original = keys.get("original_max_position_embeddings");
+    // The class of Phi-3 has a default, which counts before the object.
+    let of_class = (context.class == ModelClass::Phi3).then(|| json!(4096));
     let (scaling, parameters) = (keys.get("rope_scaling"), keys.get("rope_parameters"));
     let mut outer = OuterKeys {
         name: "rope_scaling".into(),
@@ -67,7 +70,7 @@ pub(super) fn ropes(keys: &mut Keys, context: RopeContext) -> Ropes {
             _ => 1e4,
         },
         share: keys.get("partial_rotary_factor"),
-        original: keys.get("original_max_position_embeddings"),
+        original: original.or(of_class),
         of_kind: false,
     };
     if matches!(context.class, ModelClass::Gemma3 | ModelClass::Olmo3) {
@@ -243,6 +246,7 @@ fn either(
 }
 
 /// Value of a key outside of an object.
+#[derive(Clone, Copy)]
 struct OuterValue<'a> {
     /// Name of the object.
     name: &'a str,
@@ -273,8 +277,8 @@ fn rotated_share(inner: &mut Keys, share: Option<Value>, class: ModelClass) -> f
 /// Contexts of the first training, in tokens.
 fn original(inner: &mut Keys, outer: &OuterKeys, context: RopeContext) -> usize {
     let key = "original_max_position_embeddings";
-    let or = match (&outer.original, context.class) {
-        (Some(outer), _) => {
+    let or = match &outer.original {
+        Some(outer) => {
             let own = inner.found.get(key).filter(|own| !own.is_null() && *own != outer);
             if let Some(own) = own {
                 let (own, outer) = (shown(own), shown(outer));
@@ -286,9 +290,7 @@ fn original(inner: &mut Keys, outer: &OuterKeys, context: RopeContext) -> usize 
             }
             number.map_or(1, |number| number as usize)
         }
-        // Its class has this default, which counts before the object.
-        (None, ModelClass::Phi3) if !inner.found.contains_key(key) => 4096,
-        (None, _) => context.most,
+        None => context.most,
     };
     inner.whole_or(key, TOKENS, Some(or))
 }
@@ -409,6 +411,10 @@ fn long_rope(
     pairs: usize,
 ) -> RopeScaling {
     let original_seq_len = original(inner, outer, context);
+    if original_seq_len < 2 && inner.wrong.is_empty() {
+        // The factor of cosines has its logarithm as a divisor.
+        inner.wrong.push("`original_max_position_embeddings` is 1, not at least 2".into());
+    }
     let factor = match inner.found.contains_key("factor") {
         true => ratio(inner, context, original_seq_len),
         false => context.most as f32 / original_seq_len as f32,

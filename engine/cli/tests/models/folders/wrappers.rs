@@ -48,6 +48,7 @@ fn an_export_of_a_wrapper_has_the_other_parts_as_they_were() {
     for old in [true, false] {
         let folder = model("gemma3");
         wrap(&folder, old);
+        fs::write(folder.path("m/preprocessor_config.json"), "{\"size\": 8}").unwrap();
         let output = folder.onebox(&["train", "a.ron", "-q", "--run-dir", "run"]).ok();
         let note = "the run does not train 2 tensors of multi_modal_projector, vision_tower";
         assert_eq!(output.stderr.matches(note).count(), 1, "{}", output.stderr);
@@ -76,6 +77,7 @@ fn an_export_of_a_wrapper_has_the_other_parts_as_they_were() {
         expected["text_config"]["dtype"] = json!("float32");
         assert_eq!(read("out/config.json"), expected);
         assert!(!folder.path("out/untrained.json").exists());
+        assert_eq!(folder.read("out/preprocessor_config.json"), "{\"size\": 8}");
         // The export is such a folder again, and a fork exports the same parts.
         let again = folder.read("a.ron").replace("from: \"m\"", "from: \"out\"");
         fs::write(folder.path("b.ron"), again).unwrap();
