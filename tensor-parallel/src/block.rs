@@ -7,7 +7,7 @@
 
 use crate::attention::{Attention, AttentionActivations, AttentionContext};
 use crate::branch::{Branch, Scratch};
-use crate::kv_cache::{Extension, KvCache, NewTokens};
+use crate::kv_cache::Extension;
 use crate::mlp::{Mlp, MlpActivations};
 use crate::norm::{BranchInput, InputActivations, Norm, OutputActivations};
 use crate::params::{FlatBuffer, ParamDeclarations, SegmentLayout};
@@ -146,6 +146,8 @@ pub(crate) struct Block {
 /// What follows the sum of a branch over the ranks.
 #[derive(Clone, Copy, Debug)]
 struct BranchEnd {
+    /// (rows, C): the residual stream, to which the branch is added.
+    residual: Tensor,
     norm: Option<(Norm, OutputActivations)>,
     bias: Option<Tensor>,
     dropout: Dropout,
@@ -171,7 +173,7 @@ impl Block {
         self.forward_to_mlp(dev, shape, pass, x);
         let (s, dropout) = (&self.saved, self.row_dropout(dev, shape, pass, MLP_OUTPUT));
         let summed = self.mlp_sum(dev, shape, s);
-        self.leave_branch(dev, shape, summed, self.mlp_end(s, dropout), (s.h, y));
+        self.leave_branch(dev, shape, summed, self.mlp_end(s, dropout), y);
     }
 
     /// Computes the projection back from the heads, summed over the ranks: (rows, C).
@@ -188,26 +190,26 @@ impl Block {
         shape.region().sum(dev, partial)
     }
 
-    fn attention_end(&self, s: &BlockActivations, dropout: Dropout) -> BranchEnd {
+    fn attention_end(&self, x: Tensor, s: &BlockActivations, dropout: Dropout) -> BranchEnd {
         let (norm, bias) = (self.params.attention_norms.output, self.params.attention.proj_bias);
-        BranchEnd { norm: norm.zip(s.attention_output), bias, dropout }
+        BranchEnd { residual: x, norm: norm.zip(s.attention_output), bias, dropout }
     }
 
     fn mlp_end(&self, s: &BlockActivations, dropout: Dropout) -> BranchEnd {
         let (norm, bias) = (self.params.mlp_norms.output, self.params.mlp.proj_bias);
-        BranchEnd { norm: norm.zip(s.mlp_output), bias, dropout }
+        BranchEnd { residual: s.h, norm: norm.zip(s.mlp_output), bias, dropout }
     }
 
-    /// Computes y (rows, C) = residual (rows, C) + the end of a branch with the sum `summed`.
+    /// Computes y (rows, C) = the residual stream + the end of a branch with the sum `summed`.
     fn leave_branch(
         &self,
         dev: &Device,
         shape: &DecoderShape,
         summed: Tensor,
         end: BranchEnd,
-        (residual, y): (Tensor, Tensor),
+        y: Tensor,
     ) {
-        let BranchEnd { norm, bias, dropout } = end;
+        let BranchEnd { residual, norm, bias, dropout } = end;
         let x = norm.map_or(summed, |(norm, saved)| {
             assert!(bias.is_none(), "no model adds a bias before the norm at a branch's end");
             saved.forward(dev, norm, summed, &self.scratch)
@@ -230,7 +232,7 @@ impl Block {
         p.attention.heads_forward(dev, shape, input, s.attention, context);
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
         let summed = self.attention_sum(dev, shape, s);
-        self.leave_branch(dev, shape, summed, self.attention_end(s, dropout), (x, s.h));
+        self.leave_branch(dev, shape, summed, self.attention_end(x, s, dropout), s.h);
         let input = self.mlp_input(s).forward(dev, shape.region());
         p.mlp.inner_forward(dev, shape, input, s.mlp);
     }
@@ -250,21 +252,20 @@ impl Block {
         &self,
         dev: &Device,
         shape: &DecoderShape,
-        (x, y): (Tensor, Tensor),
-        cache: &KvCache,
-        new: &[NewTokens],
+        x: Tensor,
+        y: Tensor,
+        extension: Extension<'_>,
     ) {
         let (p, region) = (&self.params, shape.region());
         let s = self.saved.first(x.shape().0, shape);
-        let extension = Extension { cache, new, layer: self.layer, table: self.table };
         let input = self.attention_input(x, &s).forward(dev, region);
         p.attention.extend(dev, shape, input, s.attention, extension);
         let summed = self.attention_sum(dev, shape, &s);
-        self.leave_branch(dev, shape, summed, self.attention_end(&s, Dropout::NONE), (x, s.h));
+        self.leave_branch(dev, shape, summed, self.attention_end(x, &s, Dropout::NONE), s.h);
         let input = self.mlp_input(&s).forward(dev, region);
         p.mlp.inner_forward(dev, shape, input, s.mlp);
         let summed = self.mlp_sum(dev, shape, &s);
-        self.leave_branch(dev, shape, summed, self.mlp_end(&s, Dropout::NONE), (s.h, y));
+        self.leave_branch(dev, shape, summed, self.mlp_end(&s, Dropout::NONE), y);
     }
 
     /// Computes the gradient of x from the gradient of y, in place in `d` (rows, C). Writes the
@@ -297,7 +298,7 @@ impl Block {
         input.backward(dev, d_input, d, norms.input);
 
         let (input, norms) = (self.attention_input(x, s), grads.attention_norms);
-        let end = self.attention_end(s, self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT));
+        let end = self.attention_end(x, s, self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT));
         let end_grads = EndGradients { norm: norms.output, bias: grads.attention.proj_bias };
         let branch = self.enter_branch(dev, shape, input, end, d, end_grads);
         let context = self.context(dev, shape, pass);

@@ -8,7 +8,7 @@ use crate::activation_checkpoints::ActivationCheckpoints;
 use crate::block::{self, Block, BlockActivations, BlockParams};
 use crate::branch::Scratch;
 use crate::embedding::{self, Embedding, OutputGradient};
-use crate::kv_cache::{KvCache, NewTokens};
+use crate::kv_cache::{Extension, KvCache, NewTokens};
 use crate::loss::{Head, HeadInputs, LossTensors};
 use crate::norm::{AppliedNorm, Norm, NormActivations};
 use crate::params::SegmentLayout;
@@ -302,7 +302,8 @@ impl Decoder {
         let x = |layer| self.x[0].input(layer).rows(0..rows);
         self.embedding.extend(dev, shape, tokens, x(0), new);
         for (layer, block) in self.blocks.iter().enumerate() {
-            block.extend(dev, shape, (x(layer), x(layer + 1)), cache, new);
+            let extension = Extension { cache, new, layer, table: block.table };
+            block.extend(dev, shape, x(layer), x(layer + 1), extension);
         }
         let saved = self.final_saved.first(rows);
         self.final_norm.forward(dev, shape.region(), x(shape.layers), saved);
