@@ -107,6 +107,7 @@ mod tests {
         let described = load_box(Path::new("h200-256gib")).unwrap();
         let (plan, [a, b, c]) = planned(4096, 4096, 4096);
         let submit = |dev: &Device| {
+            [a, b].into_iter().for_each(|x| dev.submit(Lane::Compute, Op::Zero { x }));
             for _ in 0..3 {
                 dev.submit(Lane::Compute, Op::product(a, b, c));
             }
@@ -132,7 +133,10 @@ mod tests {
     fn a_time_that_no_rate_reaches_has_no_rate() {
         let described = load_box(Path::new("h200-256gib")).unwrap();
         let (plan, [a, b, c]) = planned(128, 128, 128);
-        let submit = |dev: &Device| dev.submit(Lane::Compute, Op::product(a, b, c));
+        let submit = |dev: &Device| {
+            [a, b].into_iter().for_each(|x| dev.submit(Lane::Compute, Op::Zero { x }));
+            dev.submit(Lane::Compute, Op::product(a, b, c));
+        };
         // The gap between kernels alone is longer.
         let rate = product_rate(&described, OperandWidth::Half, &plan, 1e-9, submit).unwrap();
         assert_eq!(rate, None);

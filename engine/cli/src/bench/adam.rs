@@ -221,14 +221,20 @@ pub(super) fn adam_on(
         dev.submit_host(op, 0);
         dev.sync(dev.record(Lane::Host))
     };
-    // STREAM works on the arrays of the states, before they get their values.
+    let fill = || {
+        states.iter().try_for_each(|(_, PlannedTiles { control, fills, .. })| {
+            fills.iter().try_for_each(|(tensor, value)| {
+                dev.write(*tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))
+            })?;
+            write_control(&dev, *control)
+        })
+    };
+    fill()?;
+    // STREAM works on the arrays of the states, and overwrites one of them.
     let wide = states.iter().find_map(|(_, planned)| planned.triad());
     let triad = wide.map(|triad| triad.gb_per_s(&run)).transpose()?;
-    for (_, PlannedTiles { control, fills, .. }) in &states {
-        for (tensor, value) in fills {
-            dev.write(*tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))?;
-        }
-        write_control(&dev, *control)?;
+    if triad.is_some() {
+        fill()?;
     }
     let mut ceilings = Vec::new();
     for ((_, speculative), PlannedTiles { tiles, .. }) in &states {

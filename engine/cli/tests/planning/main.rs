@@ -7,6 +7,7 @@ mod config_files;
 mod experiments;
 mod fitting;
 mod plans;
+mod ranges;
 mod remedies;
 mod search;
 mod simulations;

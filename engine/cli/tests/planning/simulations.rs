@@ -108,57 +108,6 @@ fn a_box_can_leave_out_what_2020_did() {
         .refused(78, &["as_of_2020_without", "one_copier"]);
 }
 
-/// The text of a box with `key` 10 % larger.
-fn enlarged(text: &str, key: &str) -> String {
-    let name = format!("{}: ", key.rsplit('.').next().unwrap());
-    let line = text.lines().find(|line| line.trim_start().starts_with(&name));
-    let line = line.unwrap_or_else(|| panic!("{key} in {text}"));
-    let value = line.trim().trim_start_matches(&name).trim_end_matches(',');
-    let larger = 1.1 * value.parse::<f64>().unwrap();
-    text.replace(line, &format!("{name}{larger},"))
-}
-
-#[test]
-fn a_rate_has_a_range_and_names_the_key_that_it_hangs_on() {
-    let folder = Folder::new();
-    let path = config("h100-1.3b.ron");
-    // Two micro-batches, which a shortened step has, too.
-    let args = ["simulate", &path, "--no-schedules", "--set", "batch.global=16", "--box"];
-    let of =
-        |name: &str, more: &[&str]| folder.onebox(&[&args[..], &[name], more].concat()).ok().stdout;
-    let number = |report: &Value, key: &str| report[key].as_f64().unwrap();
-    let ends = |report: &Value| {
-        let rate = number(report, "tokens_per_second");
-        ["tokens_per_second_low", "tokens_per_second_high"].map(|key| number(report, key) / rate)
-    };
-    let plain = json(&of("desktop-4090", &["--json"]));
-    let [low, high] = ends(&plain);
-    assert!((low / 0.65 - 1.0).abs() < 1e-9 && (high / 1.15 - 1.0).abs() < 1e-9, "{low} {high}");
-    let [least, most] = ["low", "high"].map(|end| number(&plain["range"], end));
-    assert!((low - least).abs() < 1e-9 && (high - most).abs() < 1e-9, "{least} {most}");
-    let text = of("desktop-4090", &[]);
-    assert!(text.contains("the range is -35 % / +15 %: onebox has run on one H200 only"), "{text}");
-    assert!(text.contains("tok/s (") && text.contains("this hangs on "), "{text}");
-    // This class ran on an H200.
-    let [low, high] = ends(&json(&of("h200-256gib", &["--json"])));
-    assert!(low > 0.65 && high < 1.15, "{low} {high}");
-    // The named key has the named influence.
-    let described = std::fs::read_to_string(config("boxes/desktop-4090.ron")).unwrap();
-    let key = plain["hangs_on"]["key"].as_str().unwrap();
-    std::fs::write(folder.path("larger.ron"), enlarged(&described, key)).unwrap();
-    let larger = json(&of("larger.ron", &["--json"]));
-    let percent =
-        100.0 * (number(&larger, "tokens_per_second") / number(&plain, "tokens_per_second") - 1.0);
-    let told = number(&plain["hangs_on"], "percent");
-    assert!(told > 1.0 && (told - percent).abs() < 0.01, "{key}: {told} told, {percent} simulated");
-    // Clipped steps change the ends as the rate.
-    let clipped = json(&of(
-        "desktop-4090",
-        &["--json", "--clipped", "0.5", "--set", "offload.update=Speculative"],
-    ));
-    assert!((ends(&clipped)[0] / 0.65 - 1.0).abs() < 1e-9, "{clipped}");
-}
-
 #[test]
 fn what_is_simulated_moves_what_the_plan_counts() {
     let folder = Folder::new();
@@ -246,15 +195,6 @@ fn a_real_trace_and_a_simulated_one_have_the_same_tracks_and_ops() {
     let simulated = ["simulate", "tiny.ron", "--box", "box.ron", "--trace", "sim.json"];
     let output = folder.onebox(&[&simulated[..], &serial[..], &["--compare", "run"]].concat()).ok();
     assert!(output.stdout.contains(" per step (median); simulated "), "{}", output.stdout);
-    let lines = output.stdout.lines().filter(|line| line.starts_with("compared: "));
-    let [line] = lines.collect::<Vec<_>>()[..] else { panic!("{}", output.stdout) };
-    for part in ["2 cores", "TP 2 x DP 2, micro 2, global 8", "x as long; 2 steps of "] {
-        assert!(line.contains(part), "{part} in {line}");
-    }
-    assert!(!output.stderr.contains("not comparable"), "{}", output.stderr);
-    let other = ["simulate", "tiny.ron", "--box", "box.ron", "--set", "batch.global=4"];
-    let other = folder.onebox(&[&other[..], &["--compare", "run"]].concat()).ok().stderr;
-    assert!(other.contains("batch.global is 8 in the run, and 4 here"), "{other}");
     let (real, sim) = (tracks(&folder.read("real.json")), tracks(&folder.read("sim.json")));
     assert_eq!(real.keys().collect::<Vec<_>>(), sim.keys().collect::<Vec<_>>());
     for (track, events) in &sim {
@@ -293,10 +233,8 @@ fn virtual_gpus_need_as_many_bytes_in_a_box_as_here() {
 fn this_machine_is_measured_and_the_box_is_simulated() {
     let folder = Folder::new();
     let said = folder.onebox(&["bench", "--save-box", "here.ron"]).ok().stderr;
-    assert!(said.contains("residual: a step of a small GPT-2 had "), "{said}");
     let text = folder.read("here.ron");
-    let residual = config::load_box(&folder.path("here.ron")).unwrap().residual;
-    assert!(residual.gpt2 > 0.0 && residual.llama > 0.0, "{text}");
+    assert!(said.contains("residual: a step") && text.contains(" residual: (gpt2: "), "{text}");
     for key in ["cores:", "gemm_gflops_16:", "attention_gflops:", "adam_tile:", "op_us:"] {
         assert!(text.contains(key), "{key} in {text}");
     }
@@ -343,7 +281,7 @@ fn what_cannot_be_simulated_is_said() {
     std::fs::write(folder.path("bare.ron"), bare).unwrap();
     let done = folder.onebox(&["simulate", "tiny.ron", "--box", "bare.ron"]);
     assert_eq!(done.code, 78);
-    assert!(done.stderr.contains("`gpu.gemm_tflops`"), "{}", done.stderr);
+    assert!(done.stderr.contains("\n  gpu.gemm_tflops: "), "{}", done.stderr);
     std::fs::write(folder.path("small.ron"), ONE_CORE.replace("gpus: 4", "gpus: 2")).unwrap();
     let done = folder.onebox(&["simulate", "tiny.ron", "--box", "small.ron"]);
     assert_eq!(done.code, 78, "{}", done.stderr);

@@ -68,7 +68,7 @@ fn a_gpu_with_wrong_results_is_refused_before_anything_is_written() {
         (&[], &[("FAKECUDA_WRONG", "gemm")], &["gemm at ", "cuBLASLt 12.9.0 computes it"]),
         (&["precision=Fp32"], &[("FAKECUDA_WRONG", "tf32")], &["gemm at ", "cuBLASLt 12.9.0"]),
         (
-            &["precision=Fp8"],
+            &["precision=Fp8", "model.heads=2"],
             &[("FAKECUDA_WRONG", "gemm"), hopper],
             &["scaled_gemm at ", "cuBLASLt 12.9.0"],
         ),

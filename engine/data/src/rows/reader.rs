@@ -3,6 +3,7 @@
 
 use super::probe::{self, ChatPart, Probe, WORD};
 use super::talk::Conversation;
+use super::targets::with_silent_call;
 use super::{has_role, object};
 use crate::chat::{Chat, Template, message};
 use crate::ignored_keys::IgnoredKeys;
@@ -142,7 +143,9 @@ impl<'a> ChatReader<'a> {
                 (lost, thoughts)
             }
             Visibility::Unknown => {
-                lost(&Probe::of_texts(talk), &self.template.text(talk.chat(), false)?)
+                let text = self.template.text(talk.chat(), false);
+                let text = text.map_err(|why| with_silent_call(&talk.messages, why))?;
+                lost(&Probe::of_texts(talk), &text)
             }
         };
         if let Some(lost) = lost {

@@ -24,7 +24,8 @@ pub(super) struct Targets<'a> {
 impl Targets<'_> {
     /// Text of the chat, and the byte ranges of its targets in order.
     pub(super) fn of(&self) -> Result<(String, Vec<Range<usize>>), String> {
-        let whole = self.template.rendered(self.chat, false).map_err(|why| self.of_call(why))?;
+        let whole = self.template.rendered(self.chat, false);
+        let whole = whole.map_err(|why| with_silent_call(self.chat.messages, why))?;
         let is_answer = |i: &usize| has_role(&self.chat.messages[*i], "assistant");
         let (answers, others): (Vec<usize>, Vec<usize>) =
             (0..self.learned.len()).filter(is_answer).partition(|i| self.learned[*i]);
@@ -67,22 +68,6 @@ impl Targets<'_> {
             ));
         }
         Ok((text, spans))
-    }
-
-    /// Reason why the template refuses the chat: with the call of a tool that has no text, since most
-    /// templates without calls join the text to others.
-    fn of_call(&self, why: String) -> String {
-        let has_no_text = |one: &Json| {
-            let of = |key: &str| one.get(key).filter(|value| **value != Json::Null);
-            (calls(one).is_some() || of("function_call").is_some()) && of("content").is_none()
-        };
-        match self.chat.messages.iter().position(has_no_text) {
-            None => why,
-            Some(i) => format!(
-                "{why}; message {} calls a tool and has no text: take a chat template that writes calls, or leave the row out",
-                i + 1
-            ),
-        }
     }
 
     /// Text of the chat, and the ranges of all messages that the model learns.
@@ -388,6 +373,21 @@ fn calls(message: &Json) -> Option<&Vec<Json>> {
     match message.get("tool_calls") {
         Some(Json::Array(calls)) if !calls.is_empty() => Some(calls),
         _ => None,
+    }
+}
+
+/// Reason `why` a template does not run on `messages`, with the first call of a tool that has no text:
+/// most templates without calls join the text to others.
+pub(super) fn with_silent_call(messages: &[Json], why: String) -> String {
+    let is_silent = |one: &Json| {
+        calls(one).is_some() && one.get("content").is_none_or(|text| *text == Json::Null)
+    };
+    match messages.iter().position(is_silent) {
+        None => why,
+        Some(i) => format!(
+            "{why}; message {} calls a tool and has no text: take a chat template that writes calls, or leave the row out",
+            i + 1
+        ),
     }
 }
 
