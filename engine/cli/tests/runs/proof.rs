@@ -85,8 +85,8 @@ fn a_gpu_with_wrong_results_is_refused_before_anything_is_written() {
         ),
         (
             &[],
-            &[("FAKECUDA_WRONG", "kernel=layer_norm")],
-            &["layer_norm at ", "which NVRTC 12.9 compiled"],
+            &[("FAKECUDA_WRONG", "kernel=attention_mma_64")],
+            &["attention at ", "which NVRTC 12.9 compiled"],
         ),
         (
             &["precision=Fp32"],
