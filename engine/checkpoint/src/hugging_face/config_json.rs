@@ -50,7 +50,8 @@ pub(super) fn description(
     if let Some(came) = &came {
         for key in SPECIAL {
             // A wrapper may have them outside of its decoder's keys only.
-            if let Some(value) = came.keys.get(key).or_else(|| came.whole.get(key)) {
+            let inner = came.keys.get(key).filter(|value| !value.is_null());
+            if let Some(value) = inner.or_else(|| came.whole.get(key)) {
                 all[key] = value.clone();
             }
         }
