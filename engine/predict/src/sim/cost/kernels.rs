@@ -230,7 +230,7 @@ mod tests {
         let pairs = 65.0 * 66.0 / 2.0 + (1024.0 - 65.0) * 65.0;
         assert!((tiled(1024, Some(65)) - 31.0 * 4096.0 / pairs).abs() < 1e-12);
         // With one key, the tiles on the diagonal.
-        assert!((tiled(1024, Some(1)) - 16.0 * 64.0).abs() < 1e-12);
+        assert!((tiled(1024, Some(1)) - 16.0 * 4096.0 / 1024.0).abs() < 1e-12);
         // With all but one key, all tiles up to the diagonal.
         let pairs = 1024.0 * 1025.0 / 2.0 - 1.0;
         assert!((tiled(1024, Some(1023)) - 136.0 * 4096.0 / pairs).abs() < 1e-12);
