@@ -183,14 +183,15 @@ impl Decoder {
         let d_x = d_x.collect();
         let shared = (shape.recompute == Recompute::Block)
             .then(|| BlockActivations::plan(plan, shape, "block", &scratch));
-        let rotary = RotaryTables::plan(plan, shape);
+        let ropes = shape.kinds.iter().filter_map(|kind| kind.rope.as_ref());
+        let rotary = RotaryTables::plan(plan, ropes, shape.seq_len, shape.head_dim);
         let mut block = |layer: usize| {
             let at = number(shape, SegmentRole::Block(layer));
             let (layout, flat) = (segments[at].clone(), params[at]);
             let own = || BlockActivations::plan(plan, shape, &format!("block.{layer}"), &scratch);
             let saved = shared.unwrap_or_else(own);
             let params = BlockParams::cut(layout.of(flat), shape);
-            let table = rotary.of(shape.kind(layer));
+            let table = shape.kind(layer).rope.as_ref().map(|rope| rotary.of(rope));
             Block { layer, params, layout, saved, scratch, table }
         };
         let blocks = (0..shape.layers).map(&mut block).collect();

@@ -1,7 +1,6 @@
 //! Rotary positions: rotation angles of the halves of heads, one table for all layers with the same
 //! angles.
 
-use crate::shape::{DecoderShape, LayerKind};
 use device::{Arena, Device, Dtype, Error, Plan, Tensor};
 use std::sync::Arc;
 
@@ -122,29 +121,33 @@ impl Rope {
 pub(crate) struct RotaryTables(Vec<(Rope, Tensor)>);
 
 impl RotaryTables {
-    /// Plans the tables: (T, d) F32 each, d/2 cosines, then their sines.
-    pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape) -> Self {
+    /// Plans the tables: (T, d) F32 each, d/2 cosines, then their sines. `ropes` may repeat.
+    pub(crate) fn plan<'a>(
+        plan: &mut Plan,
+        ropes: impl Iterator<Item = &'a Rope>,
+        seq_len: usize,
+        head_dim: usize,
+    ) -> Self {
         let mut tables: Vec<(Rope, Tensor)> = Vec::new();
-        for rope in shape.kinds.iter().filter_map(|kind| kind.rope.as_ref()) {
+        for rope in ropes {
             if tables.iter().any(|(planned, _)| planned == rope) {
                 continue;
             }
-            assert!(rope.dims.is_multiple_of(2) && rope.dims <= shape.head_dim, "halves of heads");
+            assert!(rope.dims.is_multiple_of(2) && rope.dims <= head_dim, "halves of heads");
             let name = match tables.len() {
                 0 => "rotary".to_owned(),
                 number => format!("rotary.{number}"),
             };
-            let (at, size) = ((Arena::Device, "constants"), (shape.seq_len, rope.dims));
+            let (at, size) = ((Arena::Device, "constants"), (seq_len, rope.dims));
             tables.push((rope.clone(), plan.tensor(at, name, Dtype::F32, size)));
         }
         Self(tables)
     }
 
-    /// The table of a kind of layers, if they rotate queries and keys.
-    pub(crate) fn of(&self, kind: &LayerKind) -> Option<Tensor> {
-        let rope = kind.rope.as_ref()?;
+    /// The table of a planned rope.
+    pub(crate) fn of(&self, rope: &Rope) -> Tensor {
         let found = self.0.iter().find(|(planned, _)| planned == rope);
-        Some(found.unwrap_or_else(|| unreachable!("all kinds have tables: {rope:?}")).1)
+        found.unwrap_or_else(|| unreachable!("all kinds have tables: {rope:?}")).1
     }
 
     /// Writes the tables to the device, once.

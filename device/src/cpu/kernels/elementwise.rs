@@ -58,15 +58,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                     #[inline(always)]
                     |g| g * sigmoid(g),
                 ),
-                Gate::Gelu => gated(
-                    workers,
-                    x,
-                    y,
-                    rows,
-                    width,
-                    #[inline(always)]
-                    |g| gelu(g),
-                ),
+                Gate::Gelu => gated(workers, x, y, rows, width, gelu),
             }
         }
         Op::SwiGluBackward { x, d, gate } => {

@@ -2,6 +2,7 @@
 
 use super::config_json::mismatches;
 use super::names::{HEAD, Names, bare, bare_in_wrapper, is_of_an_adapter};
+use super::tensors::{missing, widen};
 use super::{CONFIG, FolderError, INDEX, WHOLE, transposed};
 use crate::header::{self, TensorEntry, length};
 use config::ModelConfig;
@@ -13,7 +14,6 @@ use files::foreign_text::{foreign, reason};
 use files::hub::{ModelFolder, incomplete_download};
 use files::input;
 use files::json::Object;
-use half::{bf16, f16};
 use rayon::iter::{
     IndexedParallelIterator, IntoParallelIterator, IntoParallelRefIterator, ParallelIterator,
 };
@@ -34,8 +34,6 @@ const CHECKED: usize = 1 << 18;
 const LONGEST: u64 = 64 << 20;
 /// Largest number of files in an index.
 const MOST_FILES: usize = 10_000;
-/// Largest number of tensor names in a message.
-const NAMED: usize = 3;
 /// Remedy for a folder in which each rank saved its own part of the tensors.
 const GATHER: &str = "ZeRO-3 and FSDP save such parts for each rank: gather the weights, with zero_to_fp32.py in DeepSpeed's checkpoint, or by a \
                       save with stage3_gather_16bit_weights_on_model_save (FSDP: a full state dict)";
@@ -432,41 +430,6 @@ impl RowPlace {
         let before = all.iter().take_while(|name| **name != param.name);
         Self { first: before.map(rows_of).sum(), rows: all.iter().map(rows_of).sum() }
     }
-}
-
-/// The error message for a missing tensor.
-fn missing(name: &str, strange: &[&ForeignTensor]) -> String {
-    let named: Vec<&str> = strange.iter().take(NAMED).map(|f| f.entry.name.as_str()).collect();
-    let named = named.join("`, `");
-    let others = match strange.len() {
-        0 => String::new(),
-        n @ 1..=NAMED => format!("; it has `{named}`, which {}", are_none(n)),
-        n => format!("; it has `{named}` and {} more, which {}", n - NAMED, are_none(n)),
-    };
-    let untied = match (name, strange) {
-        (HEAD, []) => {
-            ": if its output is the embedding, write `\"tie_word_embeddings\": true` into config.json"
-        }
-        _ => "",
-    };
-    format!("it has no `{name}`{others}{untied}")
-}
-
-const fn are_none(count: usize) -> &'static str {
-    if count == 1 { "is no tensor of this model" } else { "are no tensors of this model" }
-}
-
-/// Converts numbers to fp32, from a type that [`Folder::place`] accepts.
-fn widen(dtype: &str, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        "F16" => widen_by(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-        "BF16" => widen_by(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-        _ => widen_by(bytes, out, f32::from_le_bytes),
-    }
-}
-
-fn widen_by<const N: usize>(bytes: &[u8], out: &mut [f32], number: impl Fn([u8; N]) -> f32) {
-    out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, bytes)| *out = number(*bytes));
 }
 
 /// The file of each tensor, from the bytes of an index.

@@ -6,6 +6,7 @@ pub(crate) mod config_json;
 mod decoder_json;
 pub(crate) mod folder;
 mod names;
+mod tensors;
 mod untrained;
 mod weights;
 mod write;
