@@ -167,6 +167,35 @@ impl RotaryTables {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::{Architecture, CheckpointHome, Recompute, Ring};
+    use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
+    use device::{Communicator, HostPlace, HostWork, Rank};
+    use std::time::Duration;
+
+    /// YaRN of 32 elements of a head, with a base of 10,000 and the defaults of `beta_fast` and
+    /// `beta_slow`.
+    fn yarn(truncate: bool) -> Rope {
+        let scaling = RopeScaling::Yarn {
+            factor: 8.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original_seq_len: 4096,
+            truncate,
+            attention_factor: 1.0,
+        };
+        Rope { theta: 10_000.0, dims: 32, scaling }
+    }
+
+    /// Longest relative distance of frequencies: transformers computes them in fp32.
+    const NEAR: f64 = 1e-6;
+
+    fn assert_near(got: &[f32], want: &[f64]) {
+        assert_eq!(got.len(), want.len());
+        for (pair, (got, want)) in got.iter().zip(want).enumerate() {
+            let apart = (f64::from(*got) / want - 1.0).abs();
+            assert!(apart < NEAR, "pair {pair}: {got} instead of {want}");
+        }
+    }
 
     #[test]
     fn llama3_keeps_high_frequencies_and_divides_low_ones() {
@@ -195,5 +224,121 @@ mod tests {
         let scaling = RopeScaling::Linear { factor: 4.0 };
         let frequencies = Rope { theta: 10_000.0, dims: 4, scaling }.frequencies();
         assert_eq!(frequencies, [0.25, 0.0025]);
+    }
+
+    /// Expected values: `ROPE_INIT_FUNCTIONS["yarn"]` of transformers 5.24. Pairs 0 to 5 turn 32
+    /// times or more in 4096 tokens, and pairs from 12 on turn less than once.
+    #[test]
+    fn yarn_has_the_frequencies_of_transformers() {
+        let high = [1.0, 0.562341332, 0.316227764, 0.177827939, 0.1, 0.0562341288];
+        let low = [0.000125, 7.02926627e-5, 3.95284733e-5, 2.22284925e-5];
+        let between = [
+            0.0276699308,
+            0.0133370962,
+            0.00624999963,
+            0.00281170662,
+            0.0011858542,
+            0.000444569858,
+        ];
+        assert_near(&yarn(true).frequencies(), &[&high[..], &between, &low].concat());
+        let between = [
+            0.0281120818,
+            0.0132241333,
+            0.00598313287,
+            0.00254728785,
+            0.000972857641,
+            0.00028863296,
+        ];
+        assert_near(&yarn(false).frequencies(), &[&high[..], &between, &low].concat());
+    }
+
+    /// Expected values: `ROPE_INIT_FUNCTIONS["longrope"]` of transformers 5.24.
+    #[test]
+    fn each_frequency_has_its_listed_factor() {
+        let rope = |factors: [f64; 4]| {
+            let scaling = RopeScaling::Listed { factors: factors.into(), attention_factor: 1.0 };
+            Rope { theta: 100.0, dims: 8, scaling }.frequencies()
+        };
+        let long = [0.666666687, 0.079056941, 0.0199999996, 0.00421637017];
+        assert_near(&rope([1.5, 4.0, 5.0, 7.5]), &long);
+        let short = [1.0, 0.243252128, 0.0666666701, 0.0158113893];
+        assert_near(&rope([1.0, 1.3, 1.5, 2.0]), &short);
+    }
+
+    /// A model with heads of 6 elements and samples of 5 tokens.
+    fn shape(kinds: Vec<LayerKind>) -> DecoderShape {
+        DecoderShape {
+            architecture: Architecture { learned_positions: false, ..Architecture::GPT2 },
+            layers: kinds.len(),
+            layer_kinds: (0..kinds.len()).collect(),
+            kinds,
+            hidden: 12,
+            heads: 2,
+            kv_heads: 2,
+            head_dim: 6,
+            seq_len: 5,
+            vocab: 16,
+            ffn_hidden: 12,
+            micro_batch: 1,
+            tp_size: 1,
+            sequence: false,
+            recompute: Recompute::None,
+            partition_checkpoints: false,
+            checkpoint_home: CheckpointHome::Device,
+            checkpoint_slots: 1,
+            ring: Ring::NONE,
+            head_rows: 5,
+            dtype: Dtype::F32,
+            fp8: false,
+            partial_dtype: Dtype::F32,
+            dropout: 0.0,
+            init_std: 0.02,
+        }
+    }
+
+    #[test]
+    fn kinds_of_layers_share_a_table_if_they_have_the_same_angles() {
+        let plain = Rope { theta: 100.0, dims: 4, scaling: RopeScaling::None };
+        let scaling =
+            RopeScaling::Listed { factors: [1.5].into(), attention_factor: 2.0f64.sqrt() };
+        let listed = Rope { theta: 100.0, dims: 2, scaling };
+        let kind = |window, rope| LayerKind { window, rope };
+        let kinds = vec![
+            LayerKind::PLAIN,
+            kind(Some(2), Some(plain.clone())),
+            kind(None, Some(listed)),
+            kind(None, Some(plain)),
+        ];
+        let (mut plan, shape) = (Plan::default(), shape(kinds));
+        let tables = RotaryTables::plan(&mut plan, &shape);
+        let of: Vec<Option<Tensor>> = shape.kinds.iter().map(|kind| tables.of(kind)).collect();
+        assert_eq!(of[0], None, "the layers of the first kind do not rotate");
+        assert_eq!(of[1], of[3], "a window changes no angle");
+        let [first, second] = [of[1].unwrap(), of[2].unwrap()];
+        assert_eq!((plan.name(first), first.shape()), ("rotary", (5, 4)));
+        assert_eq!((plan.name(second), second.shape()), ("rotary.1", (5, 2)));
+
+        let options = CpuOptions {
+            lanes: Lanes::Inline,
+            memory_limit: u64::MAX,
+            host: HostPlace::default(),
+            scratch: ScratchFloats::default(),
+            work: HostWork::default(),
+        };
+        let (plan, world) = (Arc::new(plan), Communicator::new(1, 1, Duration::from_secs(60)));
+        let rank = Rank::all(1, 1).next().unwrap();
+        let dev = cpu::open(rank, &plan, &world, &options).unwrap();
+        tables.write(&dev).unwrap();
+        // Position 3: the angles of the first table are 3 and 0.3, that of the second is 3 / 1.5.
+        for (table, want) in [
+            (first, vec![3.0f64.cos(), 0.3f64.cos(), 3.0f64.sin(), 0.3f64.sin()]),
+            (second, [2.0f64.cos(), 2.0f64.sin()].map(|x| 2.0f64.sqrt() * x).to_vec()),
+        ] {
+            let mut got = vec![0.0; want.len()];
+            dev.read(table.rows(3..4), &mut got).unwrap();
+            let near = got.iter().zip(&want).all(|(got, want)| (got - want).abs() < NEAR);
+            assert!(near, "{got:?} instead of {want:?}");
+        }
+        dev.finish().unwrap();
     }
 }

@@ -176,7 +176,21 @@ pub(super) mod tests {
     use layout::LocalMachine;
     use std::path::{Path, PathBuf};
 
-    const FOLDERS: [&str; 6] = ["gpt2", "llama3", "llama-linear", "mistral", "qwen2", "qwen3"];
+    const FOLDERS: [&str; 13] = [
+        "gpt2",
+        "llama3",
+        "llama-linear",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3",
+        "mistral-window",
+        "olmo3",
+        "smollm3",
+        "phi3",
+        "granite",
+    ];
 
     /// Folder of the model `name` of the fixtures, and a config of it.
     pub(in crate::generate) fn fixture(name: &str) -> (PathBuf, Config) {
