@@ -167,7 +167,6 @@ impl RotaryTables {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::{Architecture, CheckpointHome, Recompute, Ring};
     use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
     use device::{Communicator, HostPlace, HostWork, Rank};
     use std::time::Duration;
@@ -265,56 +264,17 @@ mod tests {
         assert_near(&rope([1.0, 1.3, 1.5, 2.0]), &short);
     }
 
-    /// A model with heads of 6 elements and samples of 5 tokens.
-    fn shape(kinds: Vec<LayerKind>) -> DecoderShape {
-        DecoderShape {
-            architecture: Architecture { learned_positions: false, ..Architecture::GPT2 },
-            layers: kinds.len(),
-            layer_kinds: (0..kinds.len()).collect(),
-            kinds,
-            hidden: 12,
-            heads: 2,
-            kv_heads: 2,
-            head_dim: 6,
-            seq_len: 5,
-            vocab: 16,
-            ffn_hidden: 12,
-            micro_batch: 1,
-            tp_size: 1,
-            sequence: false,
-            recompute: Recompute::None,
-            partition_checkpoints: false,
-            checkpoint_home: CheckpointHome::Device,
-            checkpoint_slots: 1,
-            ring: Ring::NONE,
-            head_rows: 5,
-            dtype: Dtype::F32,
-            fp8: false,
-            partial_dtype: Dtype::F32,
-            dropout: 0.0,
-            init_std: 0.02,
-        }
-    }
-
     #[test]
     fn kinds_of_layers_share_a_table_if_they_have_the_same_angles() {
         let plain = Rope { theta: 100.0, dims: 4, scaling: RopeScaling::None };
         let scaling =
             RopeScaling::Listed { factors: [1.5].into(), attention_factor: 2.0f64.sqrt() };
         let listed = Rope { theta: 100.0, dims: 2, scaling };
-        let kind = |window, rope| LayerKind { window, rope };
-        let kinds = vec![
-            LayerKind::PLAIN,
-            kind(Some(2), Some(plain.clone())),
-            kind(None, Some(listed)),
-            kind(None, Some(plain)),
-        ];
-        let (mut plan, shape) = (Plan::default(), shape(kinds));
-        let tables = RotaryTables::plan(&mut plan, &shape);
-        let of: Vec<Option<Tensor>> = shape.kinds.iter().map(|kind| tables.of(kind)).collect();
-        assert_eq!(of[0], None, "the layers of the first kind do not rotate");
-        assert_eq!(of[1], of[3], "a window changes no angle");
-        let [first, second] = [of[1].unwrap(), of[2].unwrap()];
+        let mut plan = Plan::default();
+        let ropes = [&plain, &listed, &plain];
+        let tables = RotaryTables::plan(&mut plan, ropes.into_iter(), 5, 6);
+        let [first, second] = [&plain, &listed].map(|rope| tables.of(rope));
+        assert_eq!(tables.0.len(), 2);
         assert_eq!((plan.name(first), first.shape()), ("rotary", (5, 4)));
         assert_eq!((plan.name(second), second.shape()), ("rotary.1", (5, 2)));
 
