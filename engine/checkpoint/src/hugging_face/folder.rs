@@ -287,7 +287,8 @@ impl Folder {
         let ((theirs, transposed), shape) = (names.foreign(&param.name), param.global);
         let other = || self.tensors.get(HEAD).filter(|_| tied && theirs == names.table());
         let Some(foreign) = self.tensors.get(&theirs).or_else(other) else {
-            return Err(FolderError::refused(&self.path, missing(&theirs, strange)));
+            let strange: Vec<&str> = strange.iter().map(|f| f.entry.name.as_str()).collect();
+            return Err(FolderError::refused(&self.path, missing(&theirs, &strange)));
         };
         let mut wanted = param.dimensions();
         wanted[0] = joined.rows;

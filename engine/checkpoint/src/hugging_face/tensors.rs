@@ -1,15 +1,14 @@
 //! Numbers of a folder's tensors in fp32, and the message for a tensor that is missing.
 
-use super::folder::ForeignTensor;
 use super::names::HEAD;
 use half::{bf16, f16};
 
 /// Largest number of tensor names in a message.
 const NAMED: usize = 3;
 
-/// The error message for a missing tensor.
-pub(super) fn missing(name: &str, strange: &[&ForeignTensor]) -> String {
-    let named: Vec<&str> = strange.iter().take(NAMED).map(|f| f.entry.name.as_str()).collect();
+/// The error message for a missing tensor of a folder that has the tensors `strange` besides.
+pub(super) fn missing(name: &str, strange: &[&str]) -> String {
+    let named: Vec<&str> = strange.iter().take(NAMED).copied().collect();
     let named = named.join("`, `");
     let others = match strange.len() {
         0 => String::new(),
