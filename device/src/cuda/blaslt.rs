@@ -317,7 +317,8 @@ impl Product {
             return Ok(Vec::new());
         }
         check(CALL, status)?;
-        let found = &found[..usize::try_from(count).unwrap_or(0).min(most)];
+        let given = usize::try_from(count).ok().and_then(|count| found.get(..count));
+        let found = given.ok_or_else(|| format!("{CALL} found {count} of {most} algorithms"))?;
         let is_usable = |result: &&sys::cublasLtMatmulHeuristicResult_t| {
             result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS
         };

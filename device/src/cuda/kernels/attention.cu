@@ -90,15 +90,12 @@ INLINE void store_rows(const float (&sums)[4][N], const float (&factors)[4], voi
         store1(y, type, start + (4 * ty + i) * stride + tx + 16 * j, sums[i][j] * factors[i]);
 }
 
-// tanh(x), in [-1, 1].
-INLINE float hyperbolic_tangent(float x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
-
 // A product q k' with its cap, so that `scale` times it is the score; `slope` becomes the derivative.
 INLINE float capped(const Head& head, float product, float& slope) {
   slope = 1.0f;
   if (head.cap == 0.0f) return product;
-  float bent = hyperbolic_tangent(product * head.scale / head.cap);
-  slope = 1.0f - bent * bent;
+  float bent = tanh_of(product * head.scale / head.cap);
+  slope = cap_slope(bent, 1.0f);
   return head.cap / head.scale * bent;
 }
 
@@ -319,7 +316,7 @@ KERNEL(256) cached_attention(const void* q, const void* cache, void* out, u32 ty
       for (int j = 0; j < 8; j++)
         if (lane + 32 * j < head_dim) score = fmaf(query[j], get<decltype(type)>(cache, key + lane + 32 * j), score);
       score = warp_combine(score, 32, plus);
-      if (cap != 0.0f) score = cap * hyperbolic_tangent(score / cap);
+      if (cap != 0.0f) score = cap * tanh_of(score / cap);
       float higher = fmaxf(top, score), kept = exponential(top - higher), weight = exponential(score - higher);
       total = fmaf(total, kept, weight);
 #pragma unroll

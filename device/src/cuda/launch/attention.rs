@@ -1,5 +1,6 @@
 //! Launches of attention.
 
+use super::dense::or_zero;
 use super::{
     Args, Dropout, Dtype, Heads, Launch, Launcher, Op, RUN, Scores, Tensor, is, no_kernel, values,
 };
@@ -129,7 +130,7 @@ impl AttentionSizes {
             .with(&[first_mask_head, total as u64])
             .mask(dropout)
             .with(&[kv_count as u64, self.starts, self.scores.window.unwrap_or(0) as u64])
-            .float(self.scores.cap.unwrap_or(0.0))
+            .float(or_zero(self.scores.cap))
     }
 }
 
@@ -181,7 +182,7 @@ impl Launcher<'_> {
                 let sizes = [cache.shape().0, dim, heads.group(), heads.kv_count];
                 let args = self.args(&[q, cache, out]).with(&[values(&[q, cache, out])?]);
                 let args = args.with(&sizes.map(|n| n as u64)).float(scores.scale);
-                let args = args.float(scores.cap.unwrap_or(0.0));
+                let args = args.float(or_zero(scores.cap));
                 self.launch(Launch::new("cached_attention", [heads.count, 1, 1], 256, args));
             }
             Op::LastColumns { x, y } => {

@@ -354,7 +354,7 @@ fn root_terms(args: Args, WidthNorm { widths: [of_q, of_k], epsilon, .. }: Width
 }
 
 /// A cap as kernels take it: 0 for none.
-fn or_zero(cap: Option<f32>) -> f32 {
+pub(super) fn or_zero(cap: Option<f32>) -> f32 {
     cap.unwrap_or(0.0)
 }
 
