@@ -143,7 +143,7 @@ pub(crate) struct Block {
     pub(crate) table: Option<Tensor>,
 }
 
-/// What follows the sum of a branch over the ranks.
+/// The end of a branch, after its sum over the ranks: norm, bias, dropout and residual stream.
 #[derive(Clone, Copy, Debug)]
 struct BranchEnd {
     /// (rows, C): the residual stream, to which the branch is added.

@@ -369,7 +369,7 @@ impl Decoder {
         let layout = &self.segments[self.segment(SegmentRole::FinalNorm)];
         let grads = Norm::cut(layout.of(buckets.final_norm), FINAL_NORM, shape);
         let x = self.x[pass.slot].input(shape.layers);
-        let norm = AppliedNorm { norm: self.final_norm, x, saved: self.final_saved };
+        let norm = AppliedNorm { norm: self.final_norm, x, stats: self.final_saved.stats };
         norm.backward(dev, d_normed, self.d_x(pass), false, grads);
         region.sum_replicated_grads(dev, layout.replicated(buckets.final_norm));
     }

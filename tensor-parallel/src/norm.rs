@@ -13,7 +13,19 @@ pub(crate) struct NormActivations {
     /// (B T, C): normed input, complete on every rank.
     pub(crate) normed: Tensor,
     /// (rows, 2): statistics of the rows; (rows, 1) for RMSNorm.
-    stats: Tensor,
+    pub(crate) stats: Tensor,
+}
+
+/// (B T, C): the input of a branch, or the shared one that backward computes again.
+fn branch_input(
+    plan: &mut Plan,
+    name: String,
+    shape: &DecoderShape,
+    recomputed: Option<RecomputedOutputs>,
+) -> Tensor {
+    let size = (shape.tokens(), shape.hidden);
+    let own = || plan.tensor((Arena::Device, "activations"), name, shape.dtype, size);
+    recomputed.map_or_else(own, |recomputed| recomputed.normed)
 }
 
 /// Gain and bias, or their gradients: (C) each. RMSNorm has no bias.
@@ -31,7 +43,8 @@ pub(crate) struct AppliedNorm {
     pub(crate) norm: Norm,
     /// (rows, C): input of the norm.
     pub(crate) x: Tensor,
-    pub(crate) saved: NormActivations,
+    /// Statistics of the rows of x.
+    pub(crate) stats: Tensor,
 }
 
 impl NormActivations {
@@ -44,10 +57,8 @@ impl NormActivations {
     ) -> Self {
         let at = (Arena::Device, "activations");
         let (rows, stats) = (shape.rows(), if shape.architecture.rms_norm { 1 } else { 2 });
-        let size = (shape.tokens(), shape.hidden);
-        let own = |plan: &mut Plan| plan.tensor(at, format!("{name}.normed"), shape.dtype, size);
         Self {
-            normed: recomputed.map_or_else(|| own(plan), |recomputed| recomputed.normed),
+            normed: branch_input(plan, format!("{name}.normed"), shape, recomputed),
             stats: plan.tensor(at, format!("{name}.stats"), Dtype::F32, (rows, stats)),
         }
     }
@@ -117,7 +128,7 @@ impl AppliedNorm {
         add: bool,
         grads: Norm,
     ) {
-        let (x, stats, Norm { gain, offset, .. }) = (self.x, self.saved.stats, self.norm);
+        let Self { norm: Norm { gain, offset, .. }, x, stats } = *self;
         let (d_y, d_gain) = (d_normed, grads.gain);
         let op = match grads.bias {
             Some(d_bias) => Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias },
@@ -162,18 +173,7 @@ impl InputActivations {
         if !shape.sequence {
             return Self::Residual;
         }
-        let size = (shape.tokens(), shape.hidden);
-        Self::Gathered(recomputed.map_or_else(
-            || {
-                plan.tensor(
-                    (Arena::Device, "activations"),
-                    format!("{name}.input"),
-                    shape.dtype,
-                    size,
-                )
-            },
-            |recomputed| recomputed.normed,
-        ))
+        Self::Gathered(branch_input(plan, format!("{name}.input"), shape, recomputed))
     }
 
     /// The first `rows` rows.
@@ -222,7 +222,8 @@ impl BranchInput {
     pub(crate) fn backward(&self, dev: &Device, d_input: Tensor, d: Tensor, grads: Option<Norm>) {
         match (self.norm, self.saved, grads) {
             (Some(norm), InputActivations::Normed(saved), Some(grads)) => {
-                AppliedNorm { norm, x: self.x, saved }.backward(dev, d_input, d, true, grads);
+                let norm = AppliedNorm { norm, x: self.x, stats: saved.stats };
+                norm.backward(dev, d_input, d, true, grads);
             }
             (None, _, None) => dev.submit(Compute, Op::Add { x: d_input, into: d }),
             (norm, saved, _) => {
@@ -279,8 +280,7 @@ impl OutputActivations {
         d_sum: Tensor,
         grads: Norm,
     ) {
-        let (x, gain, stats, d_gain) = (self.sum, norm.gain, self.stats, grads.gain);
-        let (d_x, add, offset) = (d_sum, false, norm.offset);
-        dev.submit(Compute, Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain, offset });
+        let norm = AppliedNorm { norm, x: self.sum, stats: self.stats };
+        norm.backward(dev, d_y, d_sum, false, grads);
     }
 }

@@ -246,11 +246,12 @@ impl DecoderShape {
     /// How attention of block `layer` weighs keys. A window that holds all samples is no window.
     pub(crate) fn scores(&self, layer: usize) -> Scores {
         let (parts, plain) = (&self.architecture, Scores::of(self.head_dim));
-        Scores {
+        let scores = Scores {
             scale: parts.attention_scale.map_or(plain.scale, |scale| scale as f32),
             cap: parts.score_cap.map(|cap| cap as f32),
-            window: self.kind(layer).window.filter(|window| *window < self.seq_len),
-        }
+            window: self.kind(layer).window,
+        };
+        Scores { window: scores.window_in(self.seq_len), ..scores }
     }
 
     /// c: logits z become c tanh(z / c).
