@@ -221,21 +221,19 @@ pub(super) fn adam_on(
         dev.submit_host(op, 0);
         dev.sync(dev.record(Lane::Host))
     };
-    let fill = || {
-        states.iter().try_for_each(|(_, PlannedTiles { control, fills, .. })| {
-            fills.iter().try_for_each(|(tensor, value)| {
-                dev.write(*tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))
-            })?;
-            write_control(&dev, *control)
+    let fill = |PlannedTiles { fills, .. }: &PlannedTiles| {
+        fills.iter().try_for_each(|(tensor, value)| {
+            dev.write(*tensor, &|i| value * (1.0 + (i % 251) as f64 / 251.0))
         })
     };
-    fill()?;
-    // STREAM works on the arrays of the states, and overwrites one of them.
-    let wide = states.iter().find_map(|(_, planned)| planned.triad());
-    let triad = wide.map(|triad| triad.gb_per_s(&run)).transpose()?;
-    if triad.is_some() {
-        fill()?;
+    for (_, planned) in &states {
+        fill(planned)?;
+        write_control(&dev, planned.control)?;
     }
+    // STREAM works on the arrays of one of the states, and overwrites them.
+    let wide = states.iter().find_map(|(_, planned)| Some((planned, planned.triad()?)));
+    let triad = wide.as_ref().map(|(_, triad)| triad.gb_per_s(&run)).transpose()?;
+    wide.map_or(Ok(()), |(planned, _)| fill(planned))?;
     let mut ceilings = Vec::new();
     for ((_, speculative), PlannedTiles { tiles, .. }) in &states {
         let mut loops = TrafficLoop::all();

@@ -2,6 +2,7 @@
 //! GPUs, the update on all cores, and the update during copies.
 
 use super::adam::adam_on;
+use super::copies::CopyDevice;
 use super::node_memory::{nodes, on_node};
 use super::{PATIENCE, REPEATS, Row, all_at_once, cases, open, place, timed};
 use crate::single_rank::on_gpu;
@@ -154,18 +155,12 @@ pub(super) fn update_beside_copies(
 
 /// Copies `bytes` each way again and again until `over`. Returns both ways added, in 10^9 bytes per second.
 fn copy_until(machine: &LocalMachine, bytes: u64, over: &AtomicBool) -> Result<f64, Error> {
-    let n = (bytes / 4) as usize;
-    let mut plan = Plan::default();
-    let mut tensor =
-        |arena, name: &str| plan.tensor((arena, "of the measurement"), name, Dtype::F32, (1, n));
-    let [above, above2] = ["a", "b"].map(|name| tensor(Arena::Device, name));
-    let [below, below2] = ["c", "d"].map(|name| tensor(Arena::Pinned, name));
-    let dev = open(plan, true, &place(machine))?;
-    [above2, below].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
+    let CopyDevice { dev, up, down } = CopyDevice::open(true, &place(machine), bytes)?;
     let (began, mut rounds) = (Instant::now(), 0u32);
     while rounds == 0 || !over.load(Ordering::Relaxed) {
-        dev.submit(Lane::H2d, Op::Copy { src: below, dst: above });
-        dev.submit(Lane::D2h, Op::Copy { src: above2, dst: below2 });
+        for (lane, [src, dst]) in [(Lane::H2d, up), (Lane::D2h, down)] {
+            dev.submit(lane, Op::Copy { src, dst });
+        }
         dev.sync_all()?;
         rounds += 1;
     }

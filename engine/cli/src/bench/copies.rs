@@ -115,6 +115,34 @@ impl CopyPath {
     }
 }
 
+/// A device with tensors to copy, (1, n) F32 each.
+pub(super) struct CopyDevice {
+    pub(super) dev: Device,
+    /// Source on the host, with values, and destination on the GPU.
+    pub(super) up: [Tensor; 2],
+    /// Source on the GPU, with values, and destination on the host.
+    pub(super) down: [Tensor; 2],
+}
+
+impl CopyDevice {
+    /// Opens a GPU, or a virtual GPU, with tensors of `bytes`.
+    ///
+    /// # Errors
+    /// There is no GPU or not enough memory.
+    pub(super) fn open(on_cuda: bool, place: &BenchPlace, bytes: u64) -> Result<Self, Error> {
+        let n = (bytes / 4) as usize;
+        let mut plan = Plan::default();
+        let mut tensor = |arena, name: &str| {
+            plan.tensor((arena, "of the measurement"), name, Dtype::F32, (1, n))
+        };
+        let [above, above2] = ["a", "b"].map(|name| tensor(Arena::Device, name));
+        let [below, below2] = ["c", "d"].map(|name| tensor(Arena::Pinned, name));
+        let dev = open(plan, on_cuda, place)?;
+        [above2, below].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
+        Ok(Self { dev, up: [below, above], down: [above2, below2] })
+    }
+}
+
 /// Measures copies of `bytes` between host and GPU. A copy to the GPU in tiles has tiles of at most
 /// `tile` bytes.
 ///
@@ -126,15 +154,10 @@ pub fn copies(
     bytes: u64,
     tile: u64,
 ) -> Result<Copies, Error> {
-    let n = (bytes / 4) as usize;
-    let mut plan = Plan::default();
-    let mut tensor =
-        |arena, name: &str| plan.tensor((arena, "of the measurement"), name, Dtype::F32, (1, n));
-    let [above, above2] = ["a", "b"].map(|name| tensor(Arena::Device, name));
-    let [below, below2] = ["c", "d"].map(|name| tensor(Arena::Pinned, name));
     let place = if on_cuda { place(machine) } else { BenchPlace::default() };
-    let dev = open(plan, on_cuda, &place)?;
-    [above2, below].iter().try_for_each(|t| dev.write(*t, &|_| 1.0))?;
+    let CopyDevice { dev, up: [below, above], down: [above2, below2] } =
+        CopyDevice::open(on_cuda, &place, bytes)?;
+    let n = above.len();
     let rate = |paths: &[&CopyPath]| {
         let seconds = fastest(|| {
             paths.iter().for_each(|path| path.start(&dev));

@@ -262,7 +262,7 @@ fn node_memory() -> u64 {
     free.min().map_or_else(available_memory, |bytes| bytes.min(available_memory()))
 }
 
-/// What is known of a GPU when the rates of its matmuls are computed.
+/// Facts of a GPU from which the rates of its matmuls are computed.
 struct KnownRates<'a> {
     gpu: &'a GpuInfo,
     /// Rate at which a kernel reads and writes GPU memory, in 10^9 bytes per second.
