@@ -49,7 +49,7 @@ impl RunFolder {
 
     /// The folder for all `count` checkpoints of the new run `run`. They get their names in it, and
     /// [`publish`](Self::publish) then gives it the name of the checkpoint folder: a kill leaves all
-    /// of them or none. What a killed command left in either folder is removed. If the checkpoint
+    /// of them or none. Removes the remains of a killed command from both folders. If the checkpoint
     /// folder is a link to a folder elsewhere, it is this folder itself, which can get one checkpoint
     /// in one step.
     ///

@@ -87,8 +87,8 @@ section! {
         ), resume: Experiment;
 
         let windowed = layer_pattern.contains(WINDOWED);
-        /// Number of tokens that a token sees in the `W` layers of `model.layer_pattern`, itself
-        /// among them. Such layers need this key.
+        /// Size of the attention window in tokens, for the `W` layers of `model.layer_pattern`: a
+        /// token sees itself and the tokens directly before it. A pattern with `W` needs this key.
         window: Option<usize> = uint_or_none(
             1..=MOST_POSITIONS,
             KeyDefault::Default(None).unless(of.map(|m| m.window.filter(|_| windowed)))

@@ -49,7 +49,7 @@ struct RankedBox {
     /// The fastest layout; `None` if no layout fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     best: Option<BestLayout>,
-    /// What the box lacks, with figures; empty if the model fits.
+    /// A sentence with figures for each memory of the box that is too small; empty if the model fits.
     lacks: Vec<String>,
 }
 
