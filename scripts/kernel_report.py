@@ -27,6 +27,7 @@ LIMITS = {
 GPUS = {
     "h100-1.3b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
     "llama3-8b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
+    "gemma3-12b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
     "dgx2-70b": ("V100", "70", 80, 1.4, 0.8e12, 500, 2.0),
 }
 
@@ -148,7 +149,7 @@ def constants():
     """What the simulator has of it, by architecture and pass."""
     text = (KERNELS.parents[3] / "engine/predict/src/sim/cost/kernels.rs").read_text()
     found = re.findall(r"TensorCoreCost \{ shared: ([\d.]+), issue: ([\d.]+), latency: ([\d.]+) \}", text)
-    names = [(kind, name) for kind in ["Ampere", "Volta"] for name in ["attention", "attention_backward"]]
+    names = [(kind, name) for kind in ["Ampere", "AmpereWide", "Volta"] for name in ["attention", "attention_backward"]]
     return {name: dict(zip(["shared", "issue", "latency"], map(float, row))) for name, row in zip(names, found, strict=True)}
 
 
@@ -160,6 +161,7 @@ def attention(rows, table):
             continue
         times, _, _, _ = estimate(row, table)
         of_op = sums.setdefault((row["config"], row["op"]), {"products": 0, "clocks": {}, "greatest": 0, "halfway": 0})
+        of_op["wide"] = row["kernel"].endswith("_256")
         greatest = halfway = max(times.values())
         if of_products := beside_products(row, times):
             products, clocks = of_products
@@ -174,7 +176,7 @@ def attention(rows, table):
         counted = {limit: value / of_op["products"] for limit, value in of_op["clocks"].items()}
         cells = [f"{counted[limit]:.2f}" for limit in ["tensor", "shared", "issue", "latency"]]
         lines.append(f"| {config} | {op} | {' | '.join(cells)} | {of_op['greatest'] * 1e6:.0f} | {of_op['halfway'] * 1e6:.0f} |")
-        known = of_simulator["Volta" if GPUS[config][1] == "70" else "Ampere", op]
+        known = of_simulator["Volta" if GPUS[config][1] == "70" else "AmpereWide" if of_op["wide"] else "Ampere", op]
         wrong += [f"{config} {op}: {limit} is {counted[limit]:.2f} clocks, and {value} in engine/predict/src/sim/cost/kernels.rs"
                   for limit, value in known.items() if abs(counted[limit] - value) > 0.05 * value + 0.02]
     return lines, wrong
@@ -217,7 +219,7 @@ def page(library, disassembler, counts):
         "copies, over resident warps), issue (PTX instructions without moves, 4 per clock), passes of shared memory, tensor cores. Limits that",
         "add up, and instructions that machine code has beside PTX, make a GPU slower. `roofline` is memory or tensor time over the estimate.",
         "`llama3-8b` runs samples of 1024 tokens and scales all counts of attention to 4096 by pairs of tiles, its bytes, too, which is too",
-        "much for them. Loads in flight for sm_70 are those of sm_75.",
+        "much for them. `gemma3-12b` has attention in layers without a window alone, scaled to 4096 tokens. Loads in flight for sm_70 are those of sm_75.",
         "",
         "GPUs, as assumed: " + "; ".join(
             f"{name} ({config}): {count} multiprocessors at {ghz} GHz, {bandwidth / 1e12} TB/s, {latency} clocks per load"

@@ -4,6 +4,8 @@
 
 #[path = "kernels/attention.rs"]
 mod attention;
+#[path = "kernels/attention_windows.rs"]
+mod attention_windows;
 mod common;
 #[path = "kernels/products.rs"]
 mod products;

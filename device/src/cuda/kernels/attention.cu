@@ -90,14 +90,11 @@ INLINE void store_rows(const float (&sums)[4][N], const float (&factors)[4], voi
         store1(y, type, start + (4 * ty + i) * stride + tx + 16 * j, sums[i][j] * factors[i]);
 }
 
-// A product q k' with its cap, so that `scale` times it is the score; `slope` becomes the derivative.
-INLINE float capped(const Head& head, float product, float& slope) {
-  slope = 1.0f;
-  if (head.cap == 0.0f) return product;
-  float bent = tanh_of(product * head.scale / head.cap);
-  slope = cap_slope(bent, 1.0f);
-  return head.cap / head.scale * bent;
+// What factor_of_score makes the score of a product q k': with a cap the score itself.
+INLINE float capped(const Head& head, float product) {
+  return head.cap == 0.0f ? product : head.cap * tanh_of(product * (head.scale / head.cap));
 }
+INLINE float factor_of_score(const Head& head) { return head.cap == 0.0f ? head.scale : 1.0f; }
 
 // The first tile of keys that a tile of queries sees.
 INLINE int first_tile(const Head& head, int query) { return start_of(head, query) / TILE * TILE; }
@@ -111,7 +108,7 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
   // The longest rows come first.
   int query = TILE * (gridDim.x - 1 - blockIdx.x);
   Rows q = rows_of_qkv(qkv, type_of(types, 0), head, query, 0);
-  float sums[4][N] = {}, top[4], total[4] = {0, 0, 0, 0};
+  float sums[4][N] = {}, top[4], total[4] = {0, 0, 0, 0}, factor = factor_of_score(head);
   int start[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) top[i] = -__int_as_float(0x7f800000), start[i] = start_of(head, query + 4 * ty + i);
@@ -125,6 +122,13 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
       __syncthreads();
       multiply_slabs(s, slabs[0], slabs[1]);
     }
+    // In the loop below the caps would take registers that there are not.
+    if (head.cap != 0.0f) {
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) s[i][j] = capped(head, s[i][j]);
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       int row = query + 4 * ty + i;
@@ -132,14 +136,12 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         int column = key + tx + 16 * j;
-        float slope;
-        s[i][j] = capped(head, s[i][j], slope);
         if (column > row || column < start[i]) s[i][j] = -__int_as_float(0x7f800000);
         high = fmaxf(high, s[i][j]);
       }
       high = warp_combine(high, 16, larger);
       // A row has seen no key yet where its document starts in a later tile.
-      float from = finite_or_zero(high), shrink = exponential((top[i] - from) * head.scale);
+      float from = finite_or_zero(high), shrink = exponential((top[i] - from) * factor);
       top[i] = high;
       total[i] *= shrink;
 #pragma unroll
@@ -147,7 +149,7 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         int column = tx + 16 * j;
-        float w = exponential((s[i][j] - from) * head.scale);
+        float w = exponential((s[i][j] - from) * factor);
         total[i] += w;
         weights[4 * ty + i][column] = masked(head.mask, mask_index(head, row, key + column), w);
       }
@@ -158,7 +160,7 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
   for (int i = 0; i < 4; i++) {
     total[i] = warp_combine(total[i], 16, plus);
     int row = query + 4 * ty + i;
-    if (tx == 0 && row < t) lse[at_lse(head, row)] = fmaf(top[i], head.scale, logf(total[i]));
+    if (tx == 0 && row < t) lse[at_lse(head, row)] = fmaf(top[i], factor, logf(total[i]));
     total[i] = 1.0f / total[i];
   }
   store_rows<N>(sums, total, out, type_of(types, 1), at_row(head, query), row_width(head), t - query, head.dim);
@@ -197,10 +199,10 @@ INLINE void scores_backward(float (&w)[4][4], float (&d)[4][4], Slab (&slabs)[2]
     for (int j = 0; j < 4; j++) {
       int column = key + tx + 16 * j;
       bool seen = exists && column <= row && column >= start;
-      float slope, score = capped(head, w[i][j], slope);
-      float weight = exponential(fmaf(score, head.scale, -row_lse));
+      float score = capped(head, w[i][j]), slope = head.cap == 0.0f ? 1.0f : cap_slope(score, head.cap);
+      float weight = exponential(fmaf(score, factor_of_score(head), -row_lse));
       float factor = masked(head.mask, mask_index(head, row, column), 1.0f);
-      d[i][j] = seen ? weight * fmaf(d[i][j], factor, -row_delta) * (head.scale * slope) : 0.0f;
+      d[i][j] = seen ? weight * fmaf(d[i][j], factor, -row_delta) * head.scale * slope : 0.0f;
       w[i][j] = seen ? weight * factor : 0.0f;
     }
   }
@@ -308,6 +310,7 @@ KERNEL(256) cached_attention(const void* q, const void* cache, void* out, u32 ty
     query[j] = d < head_dim ? scale * load1(q, type_of(types, 0), head * head_dim + d) : 0.0f;
     sum[j] = 0.0f;
   }
+  float inner = 1.0f / cap;
   with_type(type_of(types, 1), [&](auto type) {
     for (i64 position = warp; position < positions; position += 8) {
       i64 key = position * width + first, value = key + kv_heads * head_dim;
@@ -316,7 +319,7 @@ KERNEL(256) cached_attention(const void* q, const void* cache, void* out, u32 ty
       for (int j = 0; j < 8; j++)
         if (lane + 32 * j < head_dim) score = fmaf(query[j], get<decltype(type)>(cache, key + lane + 32 * j), score);
       score = warp_combine(score, 32, plus);
-      if (cap != 0.0f) score = cap * tanh_of(score / cap);
+      if (cap != 0.0f) score = cap * tanh_of(score * inner);
       float higher = fmaxf(top, score), kept = exponential(top - higher), weight = exponential(score - higher);
       total = fmaf(total, kept, weight);
 #pragma unroll

@@ -1,7 +1,6 @@
-// Causal attention on tensor cores, for heads of up to 128: f16 and bf16 on Ampere and later, f16 on Volta (`M`, see
-// tensor_cores.cuh). A block has 4 warps; backward a warp has 16 rows of a tile of 64. Everything else is as in attention.cu, but
-// weights and gradients of scores are rounded to the storage type before the products. Scores have no cap
-// here.
+// Causal attention on tensor cores: f16 and bf16 on Ampere and later for heads of up to 256, f16 on Volta for heads of up to 128
+// (`M`, see tensor_cores.cuh). A block has M::WARPS warps; backward a warp has 16 rows. Everything else is as in attention.cu, but
+// weights and gradients of scores are rounded to the storage type before the products, and scores have no cap.
 //
 // A slab is M::SLAB rows of keys or of queries. Shared memory has two. From Ampere on the next rows come while the products with
 // one run; on Volta they are copied before these products.
@@ -43,7 +42,7 @@ INLINE void begin_keys(u16* to, const void* qkv, u32 type, const Head& head, int
 template <class M, class T, int D>
 INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Head& head) {
   DYNAMIC_SHARED(shared);
-  const int BLOCKS = M::BLOCKS, SLAB = M::SLAB, OF_WARP = 16 * BLOCKS, QUERIES = TILE * BLOCKS;
+  const int BLOCKS = M::BLOCKS, SLAB = M::SLAB, OF_WARP = 16 * BLOCKS, QUERIES = M::WARPS * OF_WARP;
   const int SIZE = SLAB * Tile<M, D>::STRIDE;
   const bool KEEPS = M::KEEPS_FORWARD;
   u16 *q = (u16*)shared, *slabs = KEEPS ? q : q + QUERIES * Tile<M, D>::STRIDE;
@@ -297,6 +296,112 @@ INLINE void backward_queries(const Saved& saved, void* d_qkv, const Head& head) 
   store_rows<M, T, D>(d_q, 1, 1, slabs, first, d_qkv, at_qkv(head, query, 0), qkv_width(head), t - query, head.dim);
 }
 
+// Backward for heads of up to 256 a pair of warps has 16 rows of a tile of 64, since one warp has no registers for what they need.
+// The first keeps q or k in registers and computes scores, the second d_out or v and gradients of weights. By queries each hands
+// its block of products over to the other, and has half of the columns of d_q. By keys the first hands over weights; it has d_v,
+// the second d_k. So a block of scores takes 3 products and 4. Without pairs d_k and d_v would need a kernel each, 5 products, or
+// a kernel for each half of their columns, 6.
+template <class M>
+struct Pairs {
+  // By warp, what it hands over: a block of products.
+  typedef float4 Products[M::WARPS][2][32];
+  static INLINE int pair() { return threadIdx.x / 32 % (M::WARPS / 2); }
+  // Warps of a pair are far apart: each scheduler of a multiprocessor then has both kinds.
+  static INLINE bool is_second() { return threadIdx.x / 32 >= M::WARPS / 2; }
+  static INLINE void give(Products& to, const float (&x)[2][4]) {
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+      to[threadIdx.x / 32][n][threadIdx.x % 32] = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
+  }
+  // What a warp gave as x[n].
+  static INLINE void take(float (&x)[4], const Products& from, int warp, int n) {
+    float4 four = from[warp][n][threadIdx.x % 32];
+    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+  }
+};
+
+// x (16, 16) = rows in registers times the first 16 rows of a slab.
+template <class M, class T, int D>
+INLINE void product(float (&x)[2][4], const typename M::A (&rows)[D / 16], const u16* slab) {
+#pragma unroll
+  for (int n = 0; n < 2; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) x[n][e] = 0.0f;
+#pragma unroll
+  for (int k = 0; k < D / 16; k++) {
+    typename M::B b;
+    Tile<M, D>::load_columns(b, slab, 0, 16 * k);
+    M::template multiply<T, false>(x[0], x[1], rows[k], b);
+  }
+}
+
+// Slabs take the memory of both tiles, once these are in registers. Behind it is what warps hand over.
+template <class M, class T, int D>
+INLINE void backward_queries_by_pairs(const Saved& saved, void* d_qkv, const Head& head) {
+  DYNAMIC_SHARED(shared);
+  const int SLAB = M::SLAB, SIZE = SLAB * Tile<M, D>::STRIDE, TILE_SIZE = TILE * Tile<M, D>::STRIDE;
+  static_assert(SLAB == 16 && 8 * M::WARPS == TILE, "a block of scores by slab and pair");
+  u16* slabs = (u16*)shared;
+  typename Pairs<M>::Products& products = *(typename Pairs<M>::Products*)(slabs + 2 * TILE_SIZE);
+  int first = 16 * Pairs<M>::pair(), t = head.seq_len;
+  bool second = Pairs<M>::is_second();
+  int query = TILE * (gridDim.x - 1 - blockIdx.x), of_pair = query + first, end = min(query + TILE, t);
+  float d_q[D / 16][4] = {}, lse[2], delta[2];
+  int start[2];
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int row = of_pair + M::row() + half * M::ROW_STEP;
+    start[half] = start_of(head, row);
+    lse[half] = row < t ? saved.lse[at_lse(head, row)] : 0.0f;
+    delta[half] = row < t ? saved.delta[at_lse(head, row)] : 0.0f;
+  }
+  int first_start = start_of(head, of_pair), last_start = start_of(head, min(of_pair + 16, t) - 1);
+  typename M::A rows[D / 16];
+  Tile<M, D>::template begin<TILE>(slabs, rows_of_qkv(saved.qkv, 0, head, query, 0));
+  Tile<M, D>::template begin<TILE>(slabs + TILE_SIZE, rows_of_out(saved.d_out, 0, head, query));
+  M::wait_copies();
+  __syncthreads();
+  keep_rows<M, D>(rows, second ? slabs + TILE_SIZE : slabs, first);
+  __syncthreads();
+  int key = start_of(head, query) / SLAB * SLAB;
+  begin_keys<M, D>(slabs, saved.qkv, 0, head, key);
+  for (int other = 2 * SIZE; key < end; key += SLAB, other = 2 * SIZE - other) {
+    const u16 *k = slabs + (2 * SIZE - other), *v = k + SIZE;
+    M::wait_copies();
+    // All warps have left the other slabs, and what was handed over.
+    __syncthreads();
+    if (key + SLAB < end) begin_keys<M, D>(slabs + other, saved.qkv, 0, head, key + SLAB);
+    // No query of this pair sees the keys after its last query, nor those before its first document.
+    bool sees = of_pair < t && key < of_pair + 16 && key + 15 >= first_start;
+    float x[2][4];
+    if (sees) {
+      product<M, T, D>(x, rows, second ? v : k);
+      Pairs<M>::give(products, x);
+    }
+    __syncthreads();
+    if (!sees) continue;
+    // Both warps read both blocks: a choice of registers by warp would cost more.
+    float s[2][4], d[2][4];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      Pairs<M>::take(s[n], products, Pairs<M>::pair(), n);
+      Pairs<M>::take(d[n], products, Pairs<M>::pair() + M::WARPS / 2, n);
+    }
+    bool all_seen = key + 15 <= of_pair && key >= last_start && of_pair + 16 <= t;
+    scores_backward(s, d, head, all_seen, [&](int n, int e) {
+      int half = e / 2;
+      return Score{of_pair + M::row() + half * M::ROW_STEP, key + 8 * n + M::col() + e % 2, start[half], lse[half], delta[half]};
+    });
+    typename M::A a;
+    M::template as_a<T>(a, d[0], d[1]);
+    multiply_rows<M, T, D>(d_q, a, second ? k + D / 2 : k, 0);
+  }
+  __syncthreads();
+  int column = second ? D / 2 : 0;
+  store_rows<M, T, D / 2>(d_q, 1, 1, second ? slabs + TILE_SIZE : slabs, first, d_qkv, at_qkv(head, query, 0) + column,
+                          qkv_width(head), t - query, (int)head.dim - column);
+}
+
 // What a slab of queries has of each row.
 template <int SLAB>
 struct OfRows {
@@ -319,7 +424,7 @@ INLINE void begin_queries(u16* q, OfRows<SLAB>& rows, const Saved& saved, const 
   if (part == 0) M::begin_copy_word(&rows.lse[i], &saved.lse[at_lse(head, token)], exists);
   if (part == 1) M::begin_copy_word(&rows.delta[i], &saved.delta[at_lse(head, token)], exists);
   if (part == 2) {
-    if (head.starts && !head.window) {
+    if (head.starts && head.window >= head.seq_len) {
       M::begin_copy_word(&rows.start[i], &head.starts[blockIdx.z * head.seq_len + (u32)token], exists);
     } else {
       rows.start[i] = start_of(head, token);
@@ -387,7 +492,87 @@ INLINE void backward_keys(const Saved& saved, void* d_qkv, Head head) {
   store_rows<M, T, D>(d_v, 1, 1, v_tile, first, d_qkv, at_qkv(head, key, 2), stride, t - key, head.dim);
 }
 
-// Kernels by head dimension: up to 64 and 128. All tensors have the type of qkv.
+// By keys, as backward_queries_by_pairs.
+template <class M, class T, int D>
+INLINE void backward_keys_by_pairs(const Saved& saved, void* d_qkv, Head head) {
+  DYNAMIC_SHARED(shared);
+  const int SLAB = M::SLAB, SIZE = SLAB * Tile<M, D>::STRIDE, TILE_SIZE = TILE * Tile<M, D>::STRIDE;
+  static_assert(SLAB == 16 && 8 * M::WARPS == TILE, "a block of scores by slab and pair");
+  u16* slabs = (u16*)shared;
+  typename Pairs<M>::Products* products = (typename Pairs<M>::Products*)(slabs + 2 * TILE_SIZE);
+  OfRows<SLAB>* of_rows = (OfRows<SLAB>*)(products + 1);
+  int first = 16 * Pairs<M>::pair(), t = head.seq_len, key = TILE * blockIdx.x, of_pair = key + first;
+  bool second = Pairs<M>::is_second();
+  // Of d_v, or of d_k for the second warp.
+  float sums[D / 8][4] = {};
+  u32 last = (blockIdx.y + 1) * group_size(head);
+  head.shared = blockIdx.y, head.number = blockIdx.y * group_size(head);
+  typename M::A kept[D / 16];
+  Tile<M, D>::template begin<TILE>(slabs, rows_of_qkv(saved.qkv, 0, head, key, 1));
+  Tile<M, D>::template begin<TILE>(slabs + TILE_SIZE, rows_of_qkv(saved.qkv, 0, head, key, 2));
+  M::wait_copies();
+  __syncthreads();
+  keep_rows<M, D>(kept, second ? slabs + TILE_SIZE : slabs, first);
+  __syncthreads();
+  int query = key;
+  begin_queries<M, D>(slabs, of_rows[0], saved, head, query);
+  for (int other = 1; head.number < last; other = 1 - other) {
+    const u16 *q = slabs + (1 - other) * 2 * SIZE, *d_out = q + SIZE;
+    const OfRows<SLAB>& rows = of_rows[1 - other];
+    Head ahead = head;
+    int now = query, next = query + SLAB;
+    // Documents and windows that start behind the keys see none of them, nor do those after.
+    if (next >= t || start_of(head, next) >= key + TILE) next = key, ahead.number++;
+    M::wait_copies();
+    // All warps have left the other slabs, and what was handed over.
+    __syncthreads();
+    if (ahead.number < last) begin_queries<M, D>(slabs + other * 2 * SIZE, of_rows[other], saved, ahead, next);
+    // Queries before this pair's first key see none of its keys, nor do those of later documents.
+    bool sees = now + 15 >= of_pair && rows.start[0] <= of_pair + 15;
+    // Products are transposed: rows are keys.
+    float x[2][4];
+    if (sees) product<M, T, D>(x, kept, second ? d_out : q);
+    if (sees && !second) {
+      float scale = head.scale * LOG2_E;
+      bool all_seen = now >= of_pair + 15 && now + 16 <= t && rows.start[15] <= of_pair;
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          int col = 8 * n + M::col() + e % 2, row = of_pair + M::row() + e / 2 * M::ROW_STEP;
+          bool seen = all_seen || (now + col < t && row <= now + col && row >= rows.start[col]);
+          x[n][e] = seen ? exp2_fast(fmaf(x[n][e], scale, -LOG2_E * rows.lse[col])) : 0.0f;
+        }
+      Pairs<M>::give(*products, x);
+    }
+    __syncthreads();
+    if (sees) {
+#pragma unroll
+      for (int n = 0; n < 2; n++) {
+        float w[4];
+        Pairs<M>::take(w, *products, Pairs<M>::pair(), n);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          int col = 8 * n + M::col() + e % 2, row = of_pair + M::row() + e / 2 * M::ROW_STEP;
+          float factor = 1.0f;
+          if (head.mask.threshold) factor = masked(head.mask, mask_index(head, now + col, row), 1.0f);
+          // A key with weight 0 may be unseen: then its products need not be finite.
+          float d = w[e] == 0.0f ? 0.0f : w[e] * fmaf(x[n][e], factor, -rows.delta[col]) * head.scale;
+          x[n][e] = second ? d : w[e] * factor;
+        }
+      }
+      typename M::A a;
+      M::template as_a<T>(a, x[0], x[1]);
+      multiply_rows<M, T, D>(sums, a, second ? q : d_out, 0);
+    }
+    query = next, head.number = ahead.number;
+  }
+  __syncthreads();
+  store_rows<M, T, D>(sums, 1, 1, second ? slabs + TILE_SIZE : slabs, first, d_qkv, at_qkv(head, key, second ? 1 : 2),
+                      qkv_width(head), t - key, head.dim);
+}
+
+// Kernels by head dimension: up to 64, 128 and 256. All tensors have the type of qkv.
 template <class M, int D>
 INLINE void forward_of(const void* qkv, void* out, float* lse, u32 types, const Head& head) {
   with_half<M>(type_of(types, 0), [&](auto type) { forward<M, decltype(type), D>(qkv, out, lse, types, head); });
@@ -398,6 +583,9 @@ KERNEL(128) attention_mma_64(const void* qkv, void* out, float* lse, u32 types, 
 KERNEL(128) attention_mma_128(const void* qkv, void* out, float* lse, u32 types, HEAD_PARAMETERS) {
   forward_of<Ampere, 128>(qkv, out, lse, types, HEAD);
 }
+KERNEL(256) attention_mma_256(const void* qkv, void* out, float* lse, u32 types, HEAD_PARAMETERS) {
+  forward_of<AmpereWide, 256>(qkv, out, lse, types, HEAD);
+}
 KERNEL(128) attention_volta_64(const void* qkv, void* out, float* lse, u32 types, HEAD_PARAMETERS) {
   forward_of<Volta, 64>(qkv, out, lse, types, HEAD);
 }
@@ -407,16 +595,24 @@ KERNEL(128) attention_volta_128(const void* qkv, void* out, float* lse, u32 type
 
 template <class M, int D>
 INLINE void queries_of(const Saved& saved, void* d_qkv, const Head& head) {
-  with_half<M>(type_of(saved.types, 0), [&](auto type) { backward_queries<M, decltype(type), D>(saved, d_qkv, head); });
+  with_half<M>(type_of(saved.types, 0), [&](auto type) {
+    if constexpr (D > 128) backward_queries_by_pairs<M, decltype(type), D>(saved, d_qkv, head);
+    else backward_queries<M, decltype(type), D>(saved, d_qkv, head);
+  });
 }
 template <class M, int D>
 INLINE void keys_of(const Saved& saved, void* d_qkv, const Head& head) {
-  with_half<M>(type_of(saved.types, 0), [&](auto type) { backward_keys<M, decltype(type), D>(saved, d_qkv, head); });
+  with_half<M>(type_of(saved.types, 0), [&](auto type) {
+    if constexpr (D > 128) backward_keys_by_pairs<M, decltype(type), D>(saved, d_qkv, head);
+    else backward_keys<M, decltype(type), D>(saved, d_qkv, head);
+  });
 }
 KERNEL(128) attention_mma_queries_64(BACKWARD_PARAMETERS) { queries_of<Ampere, 64>(SAVED, d_qkv, HEAD); }
 KERNEL(128) attention_mma_queries_128(BACKWARD_PARAMETERS) { queries_of<Ampere, 128>(SAVED, d_qkv, HEAD); }
+KERNEL(256) attention_mma_queries_256(BACKWARD_PARAMETERS) { queries_of<AmpereWide, 256>(SAVED, d_qkv, HEAD); }
 KERNEL(128) attention_mma_keys_64(BACKWARD_PARAMETERS) { keys_of<Ampere, 64>(SAVED, d_qkv, HEAD); }
 KERNEL(128) attention_mma_keys_128(BACKWARD_PARAMETERS) { keys_of<Ampere, 128>(SAVED, d_qkv, HEAD); }
+KERNEL(256) attention_mma_keys_256(BACKWARD_PARAMETERS) { keys_of<AmpereWide, 256>(SAVED, d_qkv, HEAD); }
 KERNEL(128) attention_volta_queries_64(BACKWARD_PARAMETERS) { queries_of<Volta, 64>(SAVED, d_qkv, HEAD); }
 KERNEL(128) attention_volta_queries_128(BACKWARD_PARAMETERS) { queries_of<Volta, 128>(SAVED, d_qkv, HEAD); }
 KERNEL(128) attention_volta_keys_64(BACKWARD_PARAMETERS) { keys_of<Volta, 64>(SAVED, d_qkv, HEAD); }

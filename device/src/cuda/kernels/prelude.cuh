@@ -305,7 +305,7 @@ struct Head {
   Mask mask;
   u32 kv_count;  // heads of keys and values; count / kv_count heads of queries share one
   const int* starts;  // by row of all samples, where its document starts in its sample; null: at 0
-  u32 window;    // keys that a query sees, its own among them; 0: all of its document up to its own
+  u32 window;    // keys that a query sees at most, its own among them; T without a window
   float cap;     // c: a score s becomes c tanh(s / c); 0: no cap
   u32 number;    // number of this head of queries
   u32 shared;    // number of its head of keys and values
@@ -335,10 +335,11 @@ INLINE u64 mask_index(const Head& head, u32 query, u32 key) {
 
 INLINE float finite_or_zero(float x) { return x == -__int_as_float(0x7f800000) ? 0.0f : x; }
 
-// Where the document of a token starts in its sample; 0 for tokens after the last.
+// The first key that a token sees: where its document starts in its sample or, if that is later, its window. Of tokens after the
+// last only that it is at least 0.
 INLINE int start_of(const Head& head, int token) {
   int start = head.starts && token < (int)head.seq_len ? head.starts[blockIdx.z * head.seq_len + (u32)token] : 0;
-  int of_window = head.window ? token - (int)head.window + 1 : 0;
+  int of_window = token + 1 - (int)head.window;
   return start > of_window ? start : of_window;
 }
 

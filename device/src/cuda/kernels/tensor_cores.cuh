@@ -27,6 +27,8 @@ struct Ampere {
 #else
   static const bool HERE = false;
 #endif
+  // Warps of a block.
+  static const int WARPS = 4;
   // Rows of a slab of keys or queries.
   static const int SLAB = 32;
   // Blocks of 16 queries of a warp, forward: an operand b, once loaded, serves the products of all.
@@ -149,6 +151,14 @@ INLINE void Ampere::half_product<OfBf16>(float (&d)[4], const A& a, u32 b0, u32 
 #undef MMA
 #endif
 
+// For heads of up to 256: sums of 16 rows and all columns take 128 registers of a thread, so a warp has one block of queries. A
+// block has 8 warps, as many as registers permit, which share each slab. A slab is short, so that all slabs fit beside other
+// things into the 101376 bytes of shared memory that a block has on sm_86, 89 and 120.
+struct AmpereWide : Ampere {
+  static const int WARPS = 8, SLAB = 16, BLOCKS = 1;
+  static const bool KEEPS_FORWARD = true;
+};
+
 // f16 only. m8n8k4 multiplies an 8 x 8 block for each of four groups of lanes, l / 4 % 4 = g (16 apart, too). Group g has
 // rows 4 (g % 2).. and 8 more, columns 4 (g / 2).. and 8 more of a 16 x 16 block: lanes that read at once so read four or eight
 // neighbouring rows, of different banks.
@@ -158,7 +168,7 @@ struct Volta {
 #else
   static const bool HERE = false;
 #endif
-  static const int SLAB = 16, BLOCKS = 1, KEPT_D_OUT = 4, KEPT_V = 1;
+  static const int WARPS = 4, SLAB = 16, BLOCKS = 1, KEPT_D_OUT = 4, KEPT_V = 1;
   static const bool KEEPS_FORWARD = true, HAS_BF16 = false, COPIES_ASYNC = false;
   static const int ROW_STEP = 2, ROW_LANES = 10;
   static INLINE int row() { return (threadIdx.x & 1) + (threadIdx.x & 4) + (threadIdx.x & 16) / 2; }
@@ -250,7 +260,7 @@ INLINE float combine_row(float x, F f) {
 // Tiles in shared memory: rows of D elements and 8 more, so that 8 rows are in different banks.
 template <class M, int D>
 struct Tile {
-  static const int STRIDE = D + 8;
+  static const int STRIDE = D + 8, THREADS = 32 * M::WARPS;
 
   // Begins to load the first ROWS rows, 0 outside; wait_copies and a barrier follow.
   template <int ROWS>
@@ -258,14 +268,14 @@ struct Tile {
     const u16* from = (const u16*)rows.x + rows.start;
     if (!aligned(from) || (rows.stride | rows.width) % 8) {
 #pragma unroll 1
-      for (int i = threadIdx.x; i < ROWS * D; i += 128) {
+      for (int i = threadIdx.x; i < ROWS * D; i += THREADS) {
         int row = i / D, col = i % D;
         to[row * STRIDE + col] = row < rows.rows && col < rows.width ? from[row * rows.stride + col] : (u16)0;
       }
       return;
     }
     int row = threadIdx.x / (D / 8), col = threadIdx.x % (D / 8) * 8;
-    const int STEP = 128 / (D / 8);
+    const int STEP = THREADS / (D / 8);
     to += row * STRIDE + col, from += row * rows.stride + col;
     int count = col < rows.width ? rows.rows - row : 0;
 #pragma unroll
@@ -283,7 +293,7 @@ struct Tile {
       begin<ROWS>(to + ROWS * STRIDE, second);
       return;
     }
-    const int STEP = 128 / (D / 8), LOADS = ROWS / STEP;
+    const int STEP = THREADS / (D / 8), LOADS = ROWS / STEP;
     int row = threadIdx.x / (D / 8), col = threadIdx.x % (D / 8) * 8;
     uint4 x[2][LOADS];
 #pragma unroll
@@ -312,11 +322,11 @@ struct Tile {
   }
 };
 
-// sums (16, D) += a (16, 16) times rows `row`.. of the tile.
-template <class M, class T, int D>
-INLINE void multiply_rows(float (&sums)[D / 8][4], const typename M::A& a, const u16* tile, int row) {
+// sums (16, 8 N) += a (16, 16) times the first columns of rows `row`.. of the tile.
+template <class M, class T, int D, int N>
+INLINE void multiply_rows(float (&sums)[N][4], const typename M::A& a, const u16* tile, int row) {
 #pragma unroll
-  for (int n = 0; n < D / 8; n += 2) {
+  for (int n = 0; n < N; n += 2) {
     typename M::B b;
     Tile<M, D>::load_rows(b, tile, row, 8 * n);
     M::template multiply<T, true>(sums[n], sums[n + 1], a, b);

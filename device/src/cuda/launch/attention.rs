@@ -5,7 +5,7 @@ use super::{
     Args, Dropout, Dtype, Heads, Launch, Launcher, Op, RUN, Scores, Tensor, is, no_kernel, values,
 };
 
-/// Queries or keys per block. Ampere's forward kernels have twice as many queries.
+/// Rows per tile: queries or keys of a block. Ampere's forward kernels have twice as many queries.
 const TILE: usize = 64;
 
 /// Elements of the widest head that has kernels.
@@ -19,9 +19,10 @@ const BY_HEAD_DIM: [(usize, [&str; 3]); 3] = [
 ];
 
 /// Kernels on tensor cores, from compute capability 8.0 on.
-const AMPERE: [(usize, [&str; 3]); 2] = [
+const AMPERE: [(usize, [&str; 3]); 3] = [
     (64, ["attention_mma_64", "attention_mma_queries_64", "attention_mma_keys_64"]),
     (128, ["attention_mma_128", "attention_mma_queries_128", "attention_mma_keys_128"]),
+    (WIDEST_HEAD, ["attention_mma_256", "attention_mma_queries_256", "attention_mma_keys_256"]),
 ];
 
 /// Kernels on tensor cores of compute capabilities 7.0 and 7.2, for f16. Later GPUs run their
@@ -86,9 +87,16 @@ impl AttentionSizes {
         // the slabs. The backward kernel by keys holds slabs of queries, three numbers per row of
         // the slabs, and a tile of values. On Volta, a slab has 16 rows, so four slabs fill one
         // tile. The forward kernel holds only slabs, and the backward kernel by queries also holds
-        // a tile of d_out.
+        // a tile of d_out. On Ampere, kernels for heads wider than 128 have 8 warps and slabs of 16
+        // rows, which take the memory of two tiles once these are in registers. Backward each warp
+        // hands over 256 products of four bytes.
         let tile = TILE as u32 * 2 * (most as u32 + 8);
+        let handed_over = 8 * 256 * 4;
         let (block, queries, shared_bytes) = match mma {
+            Some(_) if sm >= 80 && most > 128 => {
+                let backward = 2 * tile + handed_over;
+                (256, 2 * TILE, [2 * tile, backward, backward + 2 * 16 * 12])
+            }
             Some(_) if sm >= 80 => (128, 2 * TILE, [4 * tile, 2 * tile, 3 * tile + 2 * 32 * 12]),
             Some(_) => (128, TILE, [tile, 2 * tile, 2 * tile + 2 * 16 * 12]),
             None => (256, TILE, [0; 3]),
@@ -124,12 +132,13 @@ impl AttentionSizes {
     fn head(&self, args: Args, dropout: Dropout) -> Args {
         let Heads { count, kv_count, first, total, seq_len } = self.heads;
         let first_sample = dropout.first_row / seq_len as u64;
+        let window = self.scores.window_in(seq_len).unwrap_or(seq_len);
         let first_mask_head = first_sample * total as u64 + first as u64;
         args.with(&[count, seq_len, self.head_dim].map(|n| n as u64))
             .float(self.scores.scale)
             .with(&[first_mask_head, total as u64])
             .mask(dropout)
-            .with(&[kv_count as u64, self.starts, self.scores.window.unwrap_or(0) as u64])
+            .with(&[kv_count as u64, self.starts, window as u64])
             .float(or_zero(self.scores.cap))
     }
 }

@@ -3,7 +3,7 @@
 use device::cuda::testing::launches;
 use device::{
     AdmittedOp, Arena, Cargo, Device, Entry, Error, Event, Executor, Group, Heads, LANES, Lane,
-    Mode, Op, Plan, Rank, Tensor, join,
+    Mode, Op, Plan, Rank, Scores, Tensor, join,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -58,6 +58,8 @@ pub enum WorkKind {
         window: Option<usize>,
         /// Columns of a head.
         head_dim: usize,
+        /// Whether scores have a cap.
+        capped: bool,
         /// Whether it is the backward pass.
         backward: bool,
     },
@@ -104,15 +106,11 @@ impl WorkKind {
     }
 }
 
-fn attention(
-    [out, lse]: [Tensor; 2],
-    heads: Heads,
-    window: Option<usize>,
-    backward: bool,
-) -> WorkKind {
+fn attention([out, lse]: [Tensor; 2], heads: Heads, scores: Scores, backward: bool) -> WorkKind {
     let (seq_len, head_dim) = (heads.seq_len, out.len() / lse.len());
+    let (window, capped) = (scores.window_in(seq_len), scores.cap.is_some());
     let scores = (lse.len() * seq_len) as u64;
-    WorkKind::Attention { scores, seq_len, window, head_dim, backward }
+    WorkKind::Attention { scores, seq_len, window, head_dim, capped, backward }
 }
 
 /// Number of kernels of `op` on a recent GPU; 1 for an op without kernel, which its own checks
@@ -141,12 +139,10 @@ impl Work {
                 (WorkKind::Gemm { m, n, k, bias: bias.is_some() }, op.bytes())
             }
             Op::Attention { out, lse, heads, scores, .. } => {
-                let window = scores.window_in(heads.seq_len);
-                (attention([out, lse], heads, window, false), op.bytes())
+                (attention([out, lse], heads, scores, false), op.bytes())
             }
             Op::AttentionBackward { out, lse, heads, scores, .. } => {
-                let window = scores.window_in(heads.seq_len);
-                (attention([out, lse], heads, window, true), op.bytes())
+                (attention([out, lse], heads, scores, true), op.bytes())
             }
             Op::Copy { src, dst } => match (src.arena(), dst.arena()) {
                 (Arena::Pinned, Arena::Device) => (WorkKind::Up, payload(src)),

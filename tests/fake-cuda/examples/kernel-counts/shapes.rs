@@ -3,47 +3,70 @@
 use crate::{Case, OpMaker, Tensors};
 use device::{Dropout, Dtype, FP8_SINCE, Gate, Heads, MAXIMA, Op, Scores, VocabShard};
 
+/// The ops of a config that are counted.
+#[derive(Clone, Copy, PartialEq)]
+enum Blocks {
+    Gpt,
+    Llama,
+    /// Attention alone.
+    Attention,
+}
+
 /// A config's sizes on one GPU.
 pub(crate) struct Config {
     /// Name of the config's file in configs/.
     pub(crate) name: &'static str,
     pub(crate) sm: u32,
     value: Dtype,
-    llama: bool,
+    blocks: Blocks,
     /// Tokens of a micro-batch, and the number of them that a rank norms.
     tokens: usize,
     normed: usize,
     hidden: usize,
     /// Query heads, and key-value heads, of this rank.
     heads: (usize, usize),
+    /// Elements of a head.
+    dim: usize,
     /// Columns of the feed-forward layer, and of the vocabulary, on this rank.
     ffn: usize,
     vocab: usize,
     seq_len: usize,
 }
 
-pub(crate) fn configs() -> [Config; 3] {
-    let (value, llama) = (Dtype::Bf16, false);
+pub(crate) fn configs() -> [Config; 4] {
+    let (value, blocks) = (Dtype::Bf16, Blocks::Gpt);
     let h100 = Config {
         name: "h100-1.3b",
         sm: 90,
         value,
-        llama,
+        blocks,
         tokens: 8192,
         normed: 8192,
         hidden: 2048,
         heads: (16, 16),
+        dim: 128,
         ffn: 8192,
         vocab: 50304,
         seq_len: 1024,
     };
     let llama3 = Config {
         name: "llama3-8b",
-        llama: true,
+        blocks: Blocks::Llama,
         hidden: 4096,
         heads: (32, 8),
         ffn: 14336,
         vocab: 128_256,
+        seq_len: 4096,
+        ..h100
+    };
+    let gemma3 = Config {
+        name: "gemma3-12b",
+        blocks: Blocks::Attention,
+        hidden: 3840,
+        heads: (16, 8),
+        dim: 256,
+        ffn: 15360,
+        vocab: 262_208,
         seq_len: 4096,
         ..h100
     };
@@ -58,17 +81,20 @@ pub(crate) fn configs() -> [Config; 3] {
         vocab: 6288,
         ..h100
     };
-    [h100, llama3, dgx2]
+    [h100, llama3, gemma3, dgx2]
 }
 
 /// Tokens of the longest sample that runs; longer samples have more pairs of tiles.
 const LONGEST: usize = 1024;
-const DIM: usize = 128;
 const NO_DROPOUT: Dropout = Dropout { p: 0.0, key: 0, first_row: 0 };
 
 impl Config {
     pub(crate) fn cases(&self) -> Vec<Case> {
-        let mut cases = if self.llama { self.of_llama() } else { self.of_gpt() };
+        let mut cases = match self.blocks {
+            Blocks::Attention => return self.attention().into(),
+            Blocks::Gpt => self.of_gpt(),
+            Blocks::Llama => self.of_llama(),
+        };
         cases.extend(self.attention());
         cases.extend(self.loss());
         if self.sm >= FP8_SINCE {
@@ -156,12 +182,12 @@ impl Config {
 
     fn of_llama(&self) -> Vec<Case> {
         let (value, cols, ffn) = (self.value, self.hidden, self.ffn);
-        let (heads, seq_len) = (self.heads, self.seq_len);
+        let (heads, dim, seq_len) = (self.heads, self.dim, self.seq_len);
         let rotary_tensors = move |t: &mut Tensors, rows| {
             let (count, kv_count) = heads;
             let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
-            let qkv = t.make(value, (rows, (count + 2 * kv_count) * DIM));
-            (qkv, t.make(Dtype::F32, (seq_len, DIM)), heads)
+            let qkv = t.make(value, (rows, (count + 2 * kv_count) * dim));
+            (qkv, t.make(Dtype::F32, (seq_len, dim)), heads)
         };
         vec![
             self.rows("rms_norm", self.normed, 32, move |t, rows| {
@@ -195,7 +221,7 @@ impl Config {
     }
 
     fn attention(&self) -> [Case; 2] {
-        let (value, group) = (self.value, self.heads.0 / self.heads.1);
+        let (value, dim, group) = (self.value, self.dim, self.heads.0 / self.heads.1);
         let (seq_len, samples) = (self.seq_len, self.tokens / self.seq_len);
         // The part is one key-value head of a sample with LONGEST tokens.
         let pairs = |tokens: usize| (tokens / 64 * (tokens / 64 + 1)) as f64;
@@ -207,15 +233,15 @@ impl Config {
                 let count = kv_count * group;
                 let heads = Heads { count, kv_count, first: 0, total: count, seq_len: tokens };
                 let rows = tokens * samples;
-                let qkv = t.make(value, (rows, (count + 2 * kv_count) * DIM));
-                let out = t.make(value, (rows, count * DIM));
+                let qkv = t.make(value, (rows, (count + 2 * kv_count) * dim));
+                let out = t.make(value, (rows, count * dim));
                 let lse = t.make(Dtype::F32, (samples * count, tokens));
-                let (starts, dropout, scores) = (None, NO_DROPOUT, Scores::of(DIM));
+                let (starts, dropout, scores) = (None, NO_DROPOUT, Scores::of(dim));
                 if !backward {
                     return Op::Attention { qkv, out, lse, heads, starts, dropout, scores };
                 }
-                let d_out = t.make(value, (rows, count * DIM));
-                let d_qkv = t.make(value, (rows, (count + 2 * kv_count) * DIM));
+                let d_out = t.make(value, (rows, count * dim));
+                let d_qkv = t.make(value, (rows, (count + 2 * kv_count) * dim));
                 Op::AttentionBackward {
                     qkv,
                     out,

@@ -42,6 +42,12 @@ const AMPERE: [TensorCoreCost; 2] = [
     TensorCoreCost { shared: 2.55, issue: 1.60, latency: 0.81 },
 ];
 
+/// Costs of both passes for heads of more than 128 columns, from compute capability 8.0 on.
+const AMPERE_WIDE: [TensorCoreCost; 2] = [
+    TensorCoreCost { shared: 2.40, issue: 1.37, latency: 1.27 },
+    TensorCoreCost { shared: 2.77, issue: 1.00, latency: 1.40 },
+];
+
 /// Costs of both passes for compute capabilities 7.0 and 7.2.
 const VOLTA: [TensorCoreCost; 2] = [
     TensorCoreCost { shared: 4.71, issue: 3.23, latency: 2.16 },
@@ -117,18 +123,21 @@ const fn width(work: &Work) -> f64 {
     if work.wide { 4.0 } else { 2.0 }
 }
 
-/// Seconds of this project's attention kernels. They use tensor cores for 16 bits and heads of up
-/// to 128 columns if the GPU has them, otherwise fp32 (`launch/attention.rs`).
+/// Seconds of this project's attention kernels. They use tensor cores for 16 bits if the GPU has
+/// them and scores have no cap, before compute capability 8.0 for heads of up to 128 columns,
+/// otherwise fp32 (`launch/attention.rs`).
 fn attention(gpu: &Gpu, work: &Work) -> f64 {
-    let WorkKind::Attention { scores, seq_len, window, head_dim, backward } = work.kind else {
+    let WorkKind::Attention { scores, seq_len, window, head_dim, capped, backward } = work.kind
+    else {
         return 0.0;
     };
     let pass = usize::from(backward);
     let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len, window) * padded(head_dim);
     let cost = match gpu.sm {
-        _ if work.wide || head_dim > 128 => None,
-        80.. => Some(&AMPERE[pass]),
-        70 | 72 => Some(&VOLTA[pass]),
+        _ if work.wide || capped => None,
+        80.. if head_dim <= 128 => Some(&AMPERE[pass]),
+        80.. => Some(&AMPERE_WIDE[pass]),
+        70 | 72 if head_dim <= 128 => Some(&VOLTA[pass]),
         _ => None,
     };
     let Some(&TensorCoreCost { shared, issue, latency }) = cost else {

@@ -12,7 +12,18 @@ fn seconds_of_attention(
     window: Option<usize>,
     set: impl FnOnce(&mut Hardware),
 ) -> [f64; 2] {
-    let (tokens, count, dim) = (1024, 16, 128);
+    seconds_of_heads(128, Scores { window, ..Scores::of(128) }, dtype, kv_count, set)
+}
+
+/// The same for heads of `dim` columns.
+fn seconds_of_heads(
+    dim: usize,
+    scores: Scores,
+    dtype: Dtype,
+    kv_count: usize,
+    set: impl FnOnce(&mut Hardware),
+) -> [f64; 2] {
+    let (tokens, count) = (1024, 16);
     let mut plan = Plan::default();
     let on_device = (Arena::Device, "p");
     let all = (tokens, (count + 2 * kv_count) * dim);
@@ -23,7 +34,6 @@ fn seconds_of_attention(
     let d_qkv = plan.tensor(on_device, "d_qkv", dtype, all);
     let heads = device::Heads { count, kv_count, first: 0, total: count, seq_len: tokens };
     let dropout = device::Dropout { p: 0.0, key: 0, first_row: 0 };
-    let scores = Scores { window, ..Scores::of(dim) };
     let program = record(rank_of(1, 1), &Arc::new(plan), |d| {
         [qkv, d_out].into_iter().try_for_each(|t| d.write(t, &|_| 0.0))?;
         d.begin_step(1);
@@ -94,6 +104,32 @@ fn attention_costs_what_its_kernel_executes() {
     };
     near(few(128)[0], few(1000)[0]);
     assert!(few(127)[0] > few(128)[0]);
+}
+
+#[test]
+fn wide_heads_use_tensor_cores_from_sm_80_on_unless_scores_have_a_cap() {
+    let square = 16.0 * 1024.0 * 1024.0 * 256.0;
+    let flops = [2.0, 7.0].map(|products| 2.0 * products * square * 136.0 / 256.0);
+    let launches = [2e-6, 6e-6];
+    let fp32 = [0, 1].map(|pass| launches[pass] + flops[pass] / (0.38 * 10e12));
+    // Clocks as in attention_costs_what_its_kernel_executes.
+    let all = [3.2 + 2.40 + 1.37 + 1.27, 3.2 + 2.77 + 1.00 + 1.40];
+    let clock = 10e12 / (2.0 * 64.0 * 80.0);
+    let a100 = [0, 1].map(|pass| {
+        launches[pass] + flops[pass] / 4096.0 * f64::midpoint(3.2, all[pass]) / (80.0 * clock)
+    });
+    for (dim, sm, cap, want) in [
+        (256, 80, None, a100),
+        (192, 80, None, a100),
+        (256, 80, Some(50.0), fp32),
+        (256, 70, None, fp32),
+        (256, 75, None, fp32),
+    ] {
+        let scores = Scores { cap, ..Scores::of(dim) };
+        let set = |h: &mut Hardware| h.gpu.sm = sm;
+        let got = seconds_of_heads(dim, scores, Dtype::F16, 16, set);
+        got.into_iter().zip(want).for_each(|(got, want)| near(got, want));
+    }
 }
 
 #[test]

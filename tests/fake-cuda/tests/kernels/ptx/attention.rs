@@ -5,8 +5,12 @@ use crate::rig::{Rig, VALUES, nvrtc_or_skip, take_ran};
 use crate::{DROPOUT, NO_DROPOUT};
 use device::{Dtype, Heads, Op, Scores};
 
-/// Runs attention and its gradients for heads of `dim`; the kernels with this ending must run.
+/// Runs attention and its gradients for heads of `dim`; its kernels with this prefix must run.
 fn attention(sm: u32, dim: usize, types: &[Dtype], prefix: &str, bound: f64) {
+    attention_with(sm, Scores::of(dim), dim, types, prefix, bound);
+}
+
+fn attention_with(sm: u32, scores: Scores, dim: usize, types: &[Dtype], prefix: &str, bound: f64) {
     if !nvrtc_or_skip() {
         return;
     }
@@ -20,7 +24,6 @@ fn attention(sm: u32, dim: usize, types: &[Dtype], prefix: &str, bound: f64) {
         let lse = rig.out(Dtype::F32, (heads.count, heads.seq_len));
         let starts = (i > 0).then(|| rig.put_starts(heads.seq_len, &[10, 57, 3], 0..rows));
         let dropout = if i > 1 { DROPOUT } else { NO_DROPOUT };
-        let scores = Scores::of(dim);
         let mut pair = rig.open();
         // The cpu backend does not round weights of tensor cores more than other weights.
         let rounded = if prefix == "attention_" && sm < 80 { 1e-6 } else { 1.0 / 128.0 };
@@ -30,9 +33,15 @@ fn attention(sm: u32, dim: usize, types: &[Dtype], prefix: &str, bound: f64) {
         pair.check(&op, 8.0 * rounded, 2.0);
     }
     let ran = take_ran();
-    let size = if dim <= 64 { "64" } else { "128" };
+    let size = if dim <= 64 {
+        "64"
+    } else if dim <= 128 {
+        "128"
+    } else {
+        "256"
+    };
     for kernel in ["", "queries_", "keys_"].map(|part| format!("{prefix}{part}{size}")) {
-        assert!(dim > 128 || ran.contains_key(&kernel), "{kernel} did not run");
+        assert!(ran.contains_key(&kernel), "{kernel} did not run");
     }
     assert!(ran.contains_key("attention_delta"));
 }
@@ -60,6 +69,33 @@ fn attention_on_tensor_cores() {
         let types = [Dtype::Bf16, Dtype::F16, Dtype::F16];
         attention(80, dim, &types[..if dim % 64 == 0 { 3 } else { 1 }], "attention_mma_", 2e-6);
     }
+}
+
+#[test]
+fn attention_on_tensor_cores_of_heads_of_256() {
+    attention(80, 256, &[Dtype::Bf16, Dtype::F16, Dtype::F16], "attention_mma_", 2e-6);
+    attention(80, 136, &[Dtype::Bf16], "attention_mma_", 2e-6);
+}
+
+#[test]
+fn attention_in_windows() {
+    for (sm, dim, dtype, prefix) in [
+        (80, 64, Dtype::Bf16, "attention_mma_"),
+        (80, 128, Dtype::F16, "attention_mma_"),
+        (80, 256, Dtype::Bf16, "attention_mma_"),
+        (70, 64, Dtype::F16, "attention_volta_"),
+        (75, 64, Dtype::F32, "attention_"),
+    ] {
+        let scores = Scores { window: Some(20), ..Scores::of(dim) };
+        let bound = if sm == 75 { 2e-7 } else { 2e-6 };
+        attention_with(sm, scores, dim, &[dtype; 2], prefix, bound);
+    }
+}
+
+#[test]
+fn attention_with_caps() {
+    let scores = Scores { scale: 0.25, cap: Some(2.0), window: None };
+    attention_with(75, scores, 64, &[Dtype::F32], "attention_", 2e-7);
 }
 
 #[test]
@@ -96,6 +132,7 @@ fn attention_to_what_is_kept_and_the_last_columns() {
 #[test]
 fn these_are_all_kernels_of_attention() {
     let count = |file| kernels_of(file).len();
-    // Delta, the KV cache, the last columns; forward, queries and keys of 64, 128 and 256.
-    assert_eq!((count("attention.cu"), count("attention_mma.cu")), (3 + 9, 12));
+    // Delta, the KV cache, the last columns; forward, queries and keys of 64, 128 and 256, on Volta
+    // of 64 and 128.
+    assert_eq!((count("attention.cu"), count("attention_mma.cu")), (3 + 9, 15));
 }

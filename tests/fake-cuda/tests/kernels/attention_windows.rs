@@ -1,0 +1,235 @@
+//! Attention of wide heads, in windows, with caps and with other scales: portable and on tensor
+//! cores.
+
+use super::rig::{self, Rig, VALUES, noise};
+use super::{DROPOUT, NO_DROPOUT, in_each_type};
+use device::cuda::testing;
+use device::{Arena, Dropout, Dtype, Heads, Op, Plan, Scores};
+
+/// Samples of attention.
+struct Case {
+    seq_len: usize,
+    /// Heads of queries, and of keys and values.
+    heads: [usize; 2],
+    dim: usize,
+    /// Lengths of the documents of all samples. Empty: one sample of one document.
+    documents: &'static [usize],
+    scores: Scores,
+}
+
+impl Case {
+    const fn new(seq_len: usize, heads: [usize; 2], dim: usize, scores: Scores) -> Self {
+        Self { seq_len, heads, dim, documents: &[], scores }
+    }
+}
+
+fn in_window(dim: usize, window: usize) -> Scores {
+    Scores { window: Some(window), ..Scores::of(dim) }
+}
+
+/// Windows around the rows of slabs (16 or 32) and of tiles (64). With a window of 34 or 66 the first
+/// query of a tile sees only the last key of a slab, or of a tile.
+fn windows_of(dim: usize) -> Vec<Case> {
+    let shared = [2, 1];
+    vec![
+        Case::new(40, shared, dim, in_window(dim, 1)),
+        Case::new(140, shared, dim, in_window(dim, 5)),
+        Case::new(131, [2, 2], dim, in_window(dim, 16)),
+        Case::new(150, shared, dim, in_window(dim, 17)),
+        Case::new(200, shared, dim, in_window(dim, 64)),
+        Case::new(200, shared, dim, in_window(dim, 66)),
+        Case::new(260, [1, 1], dim, in_window(dim, 129)),
+        Case::new(70, shared, dim, in_window(dim, 71)),
+        Case { documents: &[5, 90, 35, 64, 66], ..Case::new(130, shared, dim, in_window(dim, 34)) },
+        Case { documents: &[129, 71, 3, 197], ..Case::new(200, shared, dim, in_window(dim, 100)) },
+    ]
+}
+
+/// Heads of more than 128 elements without a window.
+fn wide_heads() -> Vec<Case> {
+    vec![
+        Case::new(130, [2, 1], 136, Scores::of(136)),
+        Case::new(67, [6, 2], 192, Scores::of(192)),
+        Case::new(33, [2, 2], 250, Scores::of(250)),
+        Case::new(200, [2, 1], 256, Scores::of(256)),
+        Case::new(1, [1, 1], 256, Scores::of(256)),
+        Case { documents: &[30, 40, 1, 69], ..Case::new(70, [2, 2], 192, Scores::of(192)) },
+        Case { documents: &[64, 64, 72, 197, 3], ..Case::new(200, [2, 1], 256, Scores::of(256)) },
+        Case::new(70, [2, 1], 256, Scores { scale: 0.03, ..Scores::of(256) }),
+    ]
+}
+
+/// Caps, and scales other than 1 / sqrt(D).
+fn capped_scores() -> Vec<Case> {
+    let capped = |scale, cap| Scores { scale, cap: Some(cap), window: None };
+    vec![
+        Case::new(70, [2, 1], 64, capped(0.2, 2.0)),
+        Case::new(131, [2, 1], 24, capped(0.3, 50.0)),
+        Case::new(67, [2, 2], 128, Scores { scale: 0.05, ..Scores::of(128) }),
+        Case::new(66, [2, 1], 256, capped(0.0625, 1.5)),
+        Case::new(130, [2, 1], 80, Scores { window: Some(40), ..capped(0.2, 3.0) }),
+        Case {
+            documents: &[9, 61, 70],
+            ..Case::new(70, [2, 1], 200, Scores { window: Some(12), ..capped(0.1, 3.0) })
+        },
+    ]
+}
+
+/// Compares attention and its gradients with the cpu backend. `near`: tolerances forward and
+/// backward, each an absolute difference and a number of units in the last place.
+fn check(sm: u32, case: &Case, dtype: Dtype, dropout: Dropout, skew: usize, near: [(f64, f64); 2]) {
+    let &Case { seq_len, heads: [count, kv_count], dim, documents, scores } = case;
+    let samples = documents.iter().sum::<usize>().div_ceil(seq_len).max(1);
+    let heads = Heads { count, kv_count, first: 1, total: count + 2, seq_len };
+    let (rows, width, all) = (samples * seq_len, count * dim, (count + 2 * kv_count) * dim);
+    let dropout = Dropout { first_row: 3 * seq_len as u64, ..dropout };
+    let mut rig = Rig::new(skew);
+    rig.sm = sm;
+    let qkv: Vec<f64> = noise(1, rows * all).iter().map(|x| 2.0 * x).collect();
+    let qkv = rig.put(dtype, (rows, all), &qkv);
+    let d_out = rig.put_noise(dtype, (rows, width), 2);
+    let (out, d_qkv) = (rig.out(dtype, (rows, width)), rig.out(dtype, (rows, all)));
+    let lse = rig.out(Dtype::F32, (samples * count, seq_len));
+    let starts = (!documents.is_empty()).then(|| rig.put_starts(seq_len, documents, 0..rows));
+    let mut pair = rig.open();
+    let [forward, backward] = near;
+    let op = Op::Attention { qkv, out, lse, heads, starts, dropout, scores };
+    pair.check(&op, forward.0, forward.1);
+    let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores };
+    // Gradients of keys and values are sums over the heads that share them.
+    pair.check(&op, backward.0 * heads.group() as f64, backward.1);
+}
+
+/// Checks each case in each type on tensor cores, one type with dropout. Weights and gradients of
+/// scores are rounded to the type.
+fn check_on_tensor_cores(sm: u32, types: &[Dtype], cases: &[Case]) {
+    for (i, case) in cases.iter().enumerate() {
+        for (j, &dtype) in types.iter().enumerate() {
+            let dropout = if (i + j) % 2 == 0 { NO_DROPOUT } else { DROPOUT };
+            let unit = if dtype == Dtype::Bf16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
+            check(sm, case, dtype, dropout, i % 2, [(2.0 * unit, 1.0), (8.0 * unit, 2.0)]);
+        }
+    }
+}
+
+const HALVES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
+
+#[test]
+fn wide_heads_on_tensor_cores_agree() {
+    check_on_tensor_cores(80, &HALVES, &wide_heads());
+}
+
+#[test]
+fn windows_of_wide_heads_on_tensor_cores_agree() {
+    check_on_tensor_cores(80, &HALVES, &windows_of(256));
+}
+
+#[test]
+fn windows_on_tensor_cores_agree() {
+    check_on_tensor_cores(80, &HALVES, &windows_of(64));
+    check_on_tensor_cores(80, &HALVES, &windows_of(128));
+}
+
+#[test]
+fn windows_on_tensor_cores_of_volta_agree() {
+    check_on_tensor_cores(70, &[Dtype::F16], &windows_of(64));
+    check_on_tensor_cores(70, &[Dtype::F16], &windows_of(128));
+}
+
+#[test]
+fn windows_on_portable_kernels_agree() {
+    // A GPU uses its own kernels for 16 bits.
+    let types = if rig::real() { &VALUES[..1] } else { &VALUES[..] };
+    for (i, case) in [24, 128, 256].into_iter().flat_map(windows_of).enumerate() {
+        let dropout = if i % 2 == 0 { NO_DROPOUT } else { DROPOUT };
+        let dtype = types[i % types.len()];
+        check(75, &case, dtype, dropout, i % 2, [(5e-7, 1.0), (2e-6, 1.0)]);
+    }
+}
+
+/// Sharp weights make more of the rounding of scores than the usual scale does.
+#[test]
+fn caps_and_scales_agree() {
+    for (i, case) in capped_scores().iter().enumerate() {
+        for dropout in [NO_DROPOUT, DROPOUT] {
+            check(75, case, Dtype::F32, dropout, i % 2, [(4e-6, 1.0), (2e-5, 1.0)]);
+            // Scores with a cap use the portable kernels on every GPU.
+            if case.scores.cap.is_some() && !rig::real() {
+                check(80, case, Dtype::Bf16, dropout, i % 2, [(4e-6, 1.0), (2e-5, 1.0)]);
+            }
+        }
+    }
+}
+
+#[test]
+fn capped_attention_to_what_is_kept_agrees() {
+    in_each_type(|dtype, skew| {
+        for (n, count, kv_count, dim) in [(1, 2, 2, 3), (100, 3, 1, 64), (20, 2, 1, 256)] {
+            let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 1 };
+            let mut rig = Rig::new(skew);
+            let q = rig.put_noise(dtype, (1, count * dim), 1);
+            let cache = rig.put_noise(dtype, (n, 2 * kv_count * dim), 2);
+            let out = rig.out(dtype, (1, count * dim));
+            let mut pair = rig.open();
+            for cap in [None, Some(1.5), Some(30.0)] {
+                let scores = Scores { scale: 0.5, cap, window: None };
+                pair.check(&Op::CachedAttention { q, cache, out, heads, scores }, 8e-6, 1.0);
+            }
+        }
+    });
+}
+
+/// Bytes of shared memory that a block can have, by compute capability (NVIDIA's programming guide,
+/// table of technical specifications).
+const SHARED_BYTES: [(u32, u32); 8] = [
+    (70, 96 << 10),
+    (75, 64 << 10),
+    (80, 163 << 10),
+    (86, 99 << 10),
+    (89, 99 << 10),
+    (90, 227 << 10),
+    (100, 227 << 10),
+    (120, 99 << 10),
+];
+
+#[test]
+fn every_gpu_has_the_shared_memory_of_its_attention_kernels() {
+    for dim in [8, 64, 72, 128, 136, 256] {
+        let (seq_len, cap) = (300, Some(30.0));
+        let heads = Heads { count: 1, kv_count: 1, first: 0, total: 1, seq_len };
+        let mut plan = Plan::default();
+        let mut tensor = |dtype, shape| plan.tensor((Arena::Device, "test"), "t", dtype, shape);
+        let [out, d_out] = [(); 2].map(|()| tensor(Dtype::F16, (seq_len, dim)));
+        let [qkv, d_qkv] = [(); 2].map(|()| tensor(Dtype::F16, (seq_len, 3 * dim)));
+        let lse = tensor(Dtype::F32, (1, seq_len));
+        let (starts, dropout) = (None, NO_DROPOUT);
+        for (sm, most) in SHARED_BYTES {
+            for scores in [Scores::of(dim), Scores { cap, ..Scores::of(dim) }] {
+                let forward = Op::Attention { qkv, out, lse, heads, starts, dropout, scores };
+                let backward = Op::AttentionBackward {
+                    qkv,
+                    out,
+                    lse,
+                    d_out,
+                    d_qkv,
+                    heads,
+                    starts,
+                    dropout,
+                    scores,
+                };
+                for op in [forward, backward] {
+                    let at = |t: device::Tensor| t.range().start;
+                    let launches = testing::launches(&op, &at, 0, sm).expect("kernels");
+                    for launch in launches.iter().filter(|l| l.kernel != "attention_delta") {
+                        let name = launch.kernel;
+                        assert!(launch.shared_bytes <= most, "{name} on sm_{sm}: {launch:?}");
+                        let widest = if sm >= 80 { 256 } else { 128 };
+                        let products = scores.cap.is_none() && dim <= widest && sm != 75;
+                        let of_tensor_cores = name.contains("_mma_") || name.contains("_volta_");
+                        assert_eq!(of_tensor_cores, products, "{name}, {dim} elements, sm_{sm}");
+                    }
+                }
+            }
+        }
+    }
+}
