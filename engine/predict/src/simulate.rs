@@ -292,7 +292,7 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
     let model_flops = tokens * shape(config).model_flops_per_token() / config.world_size() as f64;
     let model = model_flops / seconds / 1e12;
     let (box_name, rate) = match &config.device {
-        DeviceConfig::Sim { box_, .. } => (box_.name.clone(), f64::from(box_.gpu.gemm_tflops)),
+        DeviceConfig::Sim { box_, .. } => (box_.name.clone(), f64::from(box_.gpu.gemm_tflops * box_.gpu.clock_share)),
         DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => Default::default(),
     };
     let lane = |lane: Lane| {

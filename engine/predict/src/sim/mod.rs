@@ -13,9 +13,12 @@ mod solve;
 mod submit;
 mod timeline;
 
-pub use cost::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_SHARE};
+pub use cost::{
+    CHANNEL_SHARE, MEMORY_SHARE, NVLINK_SHARE, PCIE_SUM_SHARES, WIDE_SHARE, link_share, nominal_link,
+    nvlink_sum_share, pcie_sums,
+};
 pub use hardware::era::Era2020;
-pub use hardware::{Gpu, Hardware, MeasuredMachine, Rates, Seat};
+pub use hardware::{AttentionKernels, Gpu, Hardware, MeasuredMachine, Rates, Seat};
 pub use program::{Program, Work, WorkKind, record};
 pub use timeline::{SimulatedOp, Timeline};
 

@@ -1,0 +1,101 @@
+//! Whole steps.
+
+use super::{Bound, ClassRatios, boxes, check, full, models, rows, table};
+use config::{Config, DeviceConfig};
+use layout::LocalMachine;
+use layout::build::lay_out;
+use predict::plan::memory_report;
+use predict::simulate::{simulate, summary};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+const STEPS: &str = include_str!("steps.csv");
+
+/// Bytes of a GPU's and of a node's memory. Peers keep 6 to 16 bytes for each parameter; times do not
+/// depend on the size of a memory.
+const MEMORY: [u64; 2] = [1 << 42, 1 << 44];
+
+type Row = BTreeMap<&'static str, &'static str>;
+
+fn config(row: &Row) -> Config {
+    let number = |key: &str| row[key].parse::<usize>().unwrap_or_else(|e| panic!("{key}: {e}"));
+    let (gpus, tensor) = (number("gpus"), number("tensor"));
+    let states = match row["states"] {
+        "Device" => "offload: (optimizer: Device)",
+        "Host" => "offload: (optimizer: Host)",
+        "Serial" => "offload: (optimizer: Host, update: Serial)",
+        "Small" => "offload: (optimizer: Host, master: Split, moments: Bf16)",
+        "Streamed" => "offload: (optimizer: Host, parameters: Host)",
+        "Blocking" => "offload: (optimizer: Host, update: Serial, transfer: Blocking, keep_gradients: true)",
+        other => panic!("{other} is no place of states"),
+    };
+    let ron = format!(
+        "(name: \"row\", device: Sim(box: \"{}\"), model: ({}, seq_len: {}), parallel: (tensor: {tensor}, data: {}),
+          precision: {}, recompute: {}, host_checkpoints: {}, attention: {}, {states},
+          batch: (micro: {}, global: {}), data: (train: \"tokens.bin\", format: U32), train: (steps: 10))",
+        row["box"],
+        models::keys(row["model"]),
+        row["tokens"],
+        gpus / tensor,
+        row["precision"],
+        row["recompute"],
+        row["checkpoints"] == "host",
+        row["attention"],
+        row["micro"],
+        row["global"],
+    );
+    let loaded = config::load_str(&ron, "row.ron", Path::new("."), &[]);
+    let mut config = loaded.unwrap_or_else(|e| panic!("{row:?}: {e}")).config;
+    let described = boxes::described(row["box"], row["changes"]).with_memory(MEMORY[0], MEMORY[1]);
+    if let DeviceConfig::Sim { box_, .. } = &mut config.device {
+        **box_ = described;
+    }
+    config
+}
+
+/// Simulated value of a row in its unit.
+fn simulated(row: &Row) -> f64 {
+    let config = config(row);
+    let built = lay_out(&config, &LocalMachine::default());
+    let timeline = simulate(&config, &built).unwrap_or_else(|e| panic!("{row:?}: {e}"));
+    let report = summary(&config, &memory_report(&config, &built), &timeline);
+    match row["unit"] {
+        "tok/s" => report.tokens_per_second,
+        "tok/s/GPU" => report.tokens_per_second / config.world_size() as f64,
+        "model TFLOPS/GPU" => report.model_tflops_per_gpu,
+        "s/step" => report.step_seconds,
+        other => panic!("{other} is no unit of a step"),
+    }
+}
+
+/// Simulated speed over measured speed.
+fn ratio(row: &Row, simulated: f64) -> f64 {
+    let measured: f64 = row["measured"].parse().unwrap();
+    if row["unit"] == "s/step" { measured / simulated } else { simulated / measured }
+}
+
+#[test]
+fn whole_steps_are_simulated_as_they_were_measured() {
+    let all = rows(STEPS);
+    let stride = if full() { 1 } else { 3 };
+    let mut classes: BTreeMap<&str, ClassRatios> = BTreeMap::new();
+    for row in all.iter().step_by(stride) {
+        let value = simulated(row);
+        let found = ratio(row, value);
+        println!(
+            "{:5.3} {:5} {} | {} {} x{} {} {} {} {}: {value:.0} of {} {}",
+            found, row["before"], row["class"], row["use"], row["box"], row["gpus"], row["model"],
+            row["tokens"], row["precision"], row["states"], row["measured"], row["unit"]
+        );
+        let class = classes.entry(row["class"]).or_default();
+        class.now.push(found);
+        if let Ok(before) = row["before"].parse() {
+            class.before.push(before);
+        }
+    }
+    println!("{}", table(&classes));
+    check(&classes, BOUNDS);
+}
+
+/// Bounds of the errors, a little wider than the errors of 2026-11-27.
+const BOUNDS: &[Bound] = &[];
