@@ -364,3 +364,6 @@ fn virtual_gpus(config: &Config, m: &MeasuredConfig) -> MeasuredMachine {
         meeting: f64::from(m.meeting_us) * 1e-6,
     }
 }
+
+#[cfg(test)]
+mod tests;

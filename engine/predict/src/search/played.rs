@@ -4,7 +4,7 @@ use super::words::words;
 use super::{Candidate, Layout};
 use crate::changes;
 use crate::plan::memory_report;
-use crate::simulate::{SimulateError, SimulationReport, groups, simulate, summary};
+use crate::simulate::{SimulateError, SimulationReport, assumed, groups, simulate, summary};
 use config::{Config, LoadedConfig, Placement};
 use engine::dry_run::{alike, with_micro_batches};
 use layout::build::{RankLayout, lay_out, shape, speculated_share, vertical_width};
@@ -63,6 +63,7 @@ pub(super) fn layout(loaded: &LoadedConfig, c: &Candidate) -> Result<Layout, Sim
         node_bytes: memory.nodes.iter().map(|node| node.bytes).collect(),
         node_limit: memory.nodes.first().map_or(0, |node| node.limit),
         nearly_full: memory.nearly_full,
+        assumed: assumed(config),
         extrapolated,
         waits: step.waits,
         loses_by: Vec::new(),

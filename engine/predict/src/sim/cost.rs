@@ -16,6 +16,7 @@ use super::share::Side;
 #[cfg(test)]
 pub(super) use across::GroupSpread;
 pub(super) use across::meeting;
+pub(super) use collectives::crosses_pcie;
 pub use collectives::{NVLINK_SHARE, PCIE_SUM_SHARES, nvlink_sum_share, pcie_sums};
 use config::Fact;
 use device::Cargo;
@@ -34,7 +35,11 @@ const MEMORY_SHARE_2020: f64 = 0.8;
 pub const LINK_SHARE: f64 = 0.78;
 
 /// The same share of a link of PCIe 5.0 x16: 50.5 to 55.6 GB/s of 63 on H100, H200 and RTX PRO 6000.
-pub const FAST_LINK_SHARE: f64 = 0.85;
+const FAST_LINK_SHARE: f64 = 0.85;
+
+/// Rate of copies up and down at once relative to one way, from PCIe 4.0 x16 on: 1.46 to 1.69 in six
+/// measurements on H200s (`benchmarks/h200-2026-11-26.md`), and 1.43 on an A100 (nvbandwidth).
+const BOTH_WAYS: f64 = 1.57;
 
 /// Nominal bytes per second from which on a link is one of PCIe 5.0 x16.
 const FAST_LINK: f64 = 40e9;
@@ -104,6 +109,7 @@ pub(super) enum Resource {
     NvLink(usize),
     Up(usize),
     Down(usize),
+    BothWays(usize),
     Channels(usize),
     Network(usize),
     Cores,
@@ -117,9 +123,12 @@ impl Resources {
         let mut rates = vec![1.0; ranks];
         rates.extend(vec![gpu.streamed(); ranks]);
         rates.extend(vec![1.0; ranks]);
-        for _ in 0..2 {
-            rates.extend(hardware.links.iter().map(|rate| rate * link_share(*rate)));
-        }
+        let links = || hardware.links.iter().map(|rate| rate * link_share(*rate));
+        rates.extend(links());
+        rates.extend(links());
+        // Nobody has measured a loss on slower links.
+        let both = |rate: f64| if rate < 20e9 { 2.0 } else { BOTH_WAYS };
+        rates.extend(links().zip(&hardware.links).map(|(copied, rate)| copied * both(*rate)));
         rates.extend(hardware.nodes.iter().map(|rate| rate * CHANNEL_SHARE));
         rates.extend(vec![hardware.network * NETWORK_SHARE; machines]);
         rates.push(hardware.measured.as_ref().map_or(1.0, |m| m.cores));
@@ -127,13 +136,14 @@ impl Resources {
     }
 
     fn index(&self, resource: Resource) -> usize {
-        let (links, nodes) = (3 * self.ranks, 3 * self.ranks + 2 * self.links);
+        let (links, nodes) = (3 * self.ranks, 3 * self.ranks + 3 * self.links);
         match resource {
             Resource::Arithmetic(rank) => rank,
             Resource::Memory(rank) => self.ranks + rank,
             Resource::NvLink(rank) => 2 * self.ranks + rank,
             Resource::Up(link) => links + link,
             Resource::Down(link) => links + self.links + link,
+            Resource::BothWays(link) => links + 2 * self.links + link,
             Resource::Channels(node) => nodes + node,
             Resource::Network(machine) => nodes + self.nodes + machine,
             Resource::Cores => self.rates.len() - 1,
@@ -186,10 +196,10 @@ pub(super) fn of_rank(h: &Hardware, resources: &Resources, rank: usize, work: &W
 fn copy(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest {
     let (seat, bytes) = (&h.seats[rank], work.bytes as f64);
     let link = |link: &usize| match work.kind {
-        WorkKind::Up => (Resource::Up(*link), bytes),
-        _ => (Resource::Down(*link), bytes),
+        WorkKind::Up => [(Resource::Up(*link), bytes), (Resource::BothWays(*link), bytes)],
+        _ => [(Resource::Down(*link), bytes), (Resource::BothWays(*link), bytes)],
     };
-    let mut amounts: Vec<_> = seat.links.iter().map(link).collect();
+    let mut amounts: Vec<_> = seat.links.iter().flat_map(link).collect();
     amounts.extend(
         seat.staging.iter().map(|(node, share)| (Resource::Channels(*node), bytes * share)),
     );
@@ -197,12 +207,7 @@ fn copy(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest {
     let rate = |link: &usize| h.links[*link] * link_share(h.links[*link]);
     let slowest = seat.links.iter().map(rate).fold(f64::INFINITY, f64::min);
     let side = if matches!(work.kind, WorkKind::Down) { Side::Down } else { Side::Device };
-    ResourceRequest {
-        fixed: COPY_START,
-        least: bytes / (slowest * share),
-        amounts,
-        side,
-    }
+    ResourceRequest { fixed: COPY_START, least: bytes / (slowest * share), amounts, side }
 }
 
 /// Share of a link that a rank's copy gets. Before DeepSpeed's `round_robin_gradients`, in 2020,

@@ -56,9 +56,9 @@ const HOPPER_PRODUCT: f64 = 1.6;
 /// gradients twice, so it executes 7 matmuls for 5 counted ones.
 const ATTENTION_PRODUCTS: [f64; 2] = [1.0, 1.4];
 
-/// Rate of cuDNN's passes over long samples with heads of 128, relative to large matmuls, by the six
-/// passes measured on an H200. FlashAttention-2 reaches on an A100 what this says of both passes.
-const CUDNN_SHARES: [f64; 2] = [0.97, 0.71];
+/// Rate of cuDNN's passes over long samples with heads of 128, relative to large matmuls: 680 and 497
+/// TFLOPS of an H200's 735, by the six passes measured on it.
+const CUDNN_SHARES: [f64; 2] = [0.925, 0.676];
 
 /// The same as [`SHORT`] of cuDNN: 396, 586 and 624 TFLOPS forward at 1024, 4096 and 8192 tokens.
 const CUDNN_SHORT: f64 = 730.0;

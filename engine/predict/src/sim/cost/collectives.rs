@@ -114,14 +114,12 @@ fn ring(h: &Hardware, members: &[usize], crossing: f64, is_sum: bool) -> Resourc
         request.amounts.extend(machines.iter().map(|&m| (Resource::Network(m), crossing)));
     }
     for &rank in members {
-        let inside = members.iter().filter(|&&other| machine(other) == machine(rank));
-        let rates: Vec<f64> = inside.filter(|&&o| o != rank).map(|&o| h.nvlink[rank][o]).collect();
+        let rates = to_peers(h, members, rank);
         if rates.is_empty() {
             continue;
         }
-        let all_joined = rates.iter().all(|rate| *rate > 0.0);
         let switched = rates.len() > 1 && rates.iter().all(|rate| *rate == rates[0]);
-        if all_joined || rates.iter().filter(|rate| **rate > 0.0).count() >= 2 {
+        if joined(&rates) {
             // GPUs on switches use all links for one peer or for all; without switches each pair
             // has its own links.
             let rate = if switched { rates[0] } else { rates.iter().sum() };
@@ -133,7 +131,10 @@ fn ring(h: &Hardware, members: &[usize], crossing: f64, is_sum: bool) -> Resourc
                     let quick = (rates.quick * 1e-6, bytes / QUICK_RATE);
                     let is_quick = quick.0 + quick.1 < large.0 + large.1;
                     let (start, seconds) = if is_quick { quick } else { large };
-                    request.fixed = start;
+                    // Between boxes the network's protocol starts.
+                    if machines.len() == 1 {
+                        request.fixed = start;
+                    }
                     seconds
                 }
             };
@@ -143,6 +144,25 @@ fn ring(h: &Hardware, members: &[usize], crossing: f64, is_sum: bool) -> Resourc
         }
     }
     request
+}
+
+/// NVLink bytes per second between `rank` and each other member in its box.
+fn to_peers(h: &Hardware, members: &[usize], rank: usize) -> Vec<f64> {
+    let machine = |rank: usize| h.seats[rank].machine;
+    let inside = members.iter().filter(|&&other| machine(other) == machine(rank));
+    inside.filter(|&&other| other != rank).map(|&other| h.nvlink[rank][other]).collect()
+}
+
+/// Whether NVLink joins a rank into a ring with peers at these rates.
+fn joined(rates: &[f64]) -> bool {
+    let links = rates.iter().filter(|rate| **rate > 0.0).count();
+    links == rates.len() || links >= 2
+}
+
+/// Whether the ring of `members` crosses PCIe.
+pub(in crate::sim) fn crosses_pcie(h: &Hardware, members: &[usize]) -> bool {
+    let peers = members.iter().map(|&rank| to_peers(h, members, rank));
+    peers.into_iter().any(|rates| !rates.is_empty() && !joined(&rates))
 }
 
 /// Adds the bytes of `rank` in a ring of `ranks` GPUs without NVLink. Hosts differ by a factor of 15

@@ -38,7 +38,9 @@ const H200_CLOCKS: f64 = 67e3 / 256.0;
 pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest {
     let gpu = &h.gpu;
     let (arithmetic, bytes) = match work.kind {
-        WorkKind::Gemm { m, n, k, .. } => (products::seconds(gpu, work, m, n, k), work.bytes as f64),
+        WorkKind::Gemm { m, n, k, .. } => {
+            (products::seconds(gpu, work, m, n, k), work.bytes as f64)
+        }
         WorkKind::Attention { .. } if gpu.as_of_2020.is_some() => {
             batched_attention(gpu, work, products::rate(gpu, work))
         }
