@@ -368,7 +368,8 @@ pub(crate) fn assumed(config: &Config) -> Vec<String> {
     let sums = sim::sums_over_pcie(&hardware, tp, dp);
     let words = |(ranks, rate): (usize, f64)| {
         format!(
-            "sums of {} cross PCIe, and the host decides how fast: {:.1} GB/s are assumed, and with the same cards one host              reached 15 times as much as another; `onebox bench --save-box FILE` measures it for `gpu.peer_gb_per_s`",
+            "sums of {} cross PCIe, and the host decides how fast: {:.1} GB/s are assumed, and with the same cards one host \
+             reached 15 times as much as another; `onebox bench --save-box FILE` measures it for `gpu.peer_gb_per_s`",
             counted(ranks, "GPU"),
             rate / 1e9
         )
