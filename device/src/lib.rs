@@ -38,8 +38,8 @@ pub use numerics::view::{BLOCK, Element, View, ViewMut};
 pub use op::lane::{Clock, Event, LANES, Lane, join};
 pub use op::task::{DeviceOp, DeviceTask, HostContext, HostOp, HostTask, KernelArg, KernelCall};
 pub use op::{
-    Dropout, Epilogue, FP8_SINCE, Group, HeadNorm, HeadNormGrads, Heads, MAXIMA, Mode, Op,
-    Reduction, VocabShard,
+    Dropout, Epilogue, FP8_SINCE, Gate, Group, HeadNorm, HeadNormGrads, Heads, MAXIMA, Mode, Op,
+    Reduction, Scores, VocabShard, WidthNorm,
 };
 pub use ranks::communicator::Communicator;
 pub use ranks::memory::HostPlace;

@@ -10,6 +10,8 @@ fn main() {
     let shape = DecoderShape {
         architecture: Architecture::GPT2,
         layers: 2,
+        kinds: vec![tensor_parallel::LayerKind::PLAIN],
+        layer_kinds: vec![0; 2],
         hidden: 64,
         heads: 4,
         kv_heads: 4,

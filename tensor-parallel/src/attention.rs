@@ -6,9 +6,11 @@ use crate::branch::{Branch, Scratch};
 use crate::linear::{Fp8Linear, Fp8Operands, Linear};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::{Region, sum_over_ranks};
-use crate::shape::DecoderShape;
-use device::{Arena, Device, Dropout, Dtype, Epilogue, HeadNorm, HeadNormGrads, Heads};
-use device::{Event, Group, Lane::Compute, Lane::TpComm, Op, Plan, Reduction, Tensor};
+use crate::shape::{DecoderShape, QkNorm};
+use device::{
+    Arena, Device, Dropout, Dtype, Epilogue, Event, Group, HeadNorm, HeadNormGrads, Heads,
+};
+use device::{Lane::Compute, Lane::TpComm, Op, Plan, Reduction, Scores, Tensor, WidthNorm};
 use std::ops::Range;
 
 /// Activations of the forward pass, for the backward pass.
@@ -16,6 +18,7 @@ use std::ops::Range;
 pub(crate) struct AttentionActivations {
     pub(crate) qkv: Tensor,   // (B T, (H + 2 K) D/t), rotated
     raw: Option<Tensor>,      // (B T, (H + K) D/t): q and k before their norm
+    sums: Option<Tensor>,     // (B T, 2) F32: sums of squares of q and k, if a norm joins all heads
     pub(crate) out: Tensor,   // (B T, H D/t)
     pub(crate) lse: Tensor,   // (B H/t T)
     input: Option<Fp8Linear>, // of the projection to q, k and v
@@ -27,9 +30,18 @@ pub(crate) struct AttentionActivations {
 pub(crate) struct Attention {
     qkv_weight: Tensor,                   // ((H + 2 K) D/t, C)
     qkv_bias: Option<Tensor>,             // ((H + 2 K) D/t)
-    gains: Option<HeadNormGrads>,         // (D) each, of the norm of q's and k's heads
+    gains: Option<Gains>,                 // of the norm of q and k
     proj_weight: Tensor,                  // (C, H D/t)
     pub(crate) proj_bias: Option<Tensor>, // (C), added after the sum over the ranks
+}
+
+/// Gains of the norm of q and k, or their gradients.
+#[derive(Clone, Copy, Debug)]
+enum Gains {
+    /// (D) each, of q's and of k's heads.
+    Heads(HeadNormGrads),
+    /// ((H + K) D/t): q's, then k's.
+    Width(Tensor),
 }
 
 /// Settings of attention for one pass.
@@ -37,10 +49,11 @@ pub(crate) struct Attention {
 pub(crate) struct AttentionContext {
     pub(crate) heads: Heads,
     pub(crate) dropout: Dropout,
-    /// Cosines and sines, if positions are rotary.
+    /// Cosines and sines, if the layer rotates queries and keys.
     pub(crate) table: Option<Tensor>,
     /// (B T), the document start of every row, if samples hold several documents.
     pub(crate) starts: Option<Tensor>,
+    pub(crate) scores: Scores,
 }
 
 impl AttentionActivations {
@@ -57,18 +70,23 @@ impl AttentionActivations {
         let mut one =
             |what: &str, width| plan.tensor(at, format!("{name}.{what}"), dtype, (tokens, width));
         let (qkv, out) = (one("qkv", shape.qkv_width()), one("attention", shape.heads_width()));
-        let raw = shape.architecture.qk_norm.then(|| one("raw_qk", rotated));
+        let norm = shape.architecture.qk_norm;
+        let raw = norm.map(|_| one("raw_qk", rotated));
         let lse = (1, tokens * shape.heads / shape.tp_size);
         let lse = plan.tensor(at, format!("{name}.lse"), Dtype::F32, lse);
-        Self { qkv, raw, out, lse, input, proj }
+        let sums = norm.filter(|norm| *norm == QkNorm::Width);
+        let sums =
+            sums.map(|_| plan.tensor(at, format!("{name}.qk_squares"), Dtype::F32, (tokens, 2)));
+        Self { qkv, raw, sums, out, lse, input, proj }
     }
 
     /// The activations of `rows`, which belong to one sample, with this rank's `heads` heads.
     pub(crate) fn of(self, rows: Range<usize>, heads: usize) -> Self {
-        let Self { qkv, raw, out, lse, .. } = self;
+        let Self { qkv, raw, sums, out, lse, .. } = self;
         Self {
             qkv: qkv.rows(rows.clone()),
             raw: raw.map(|raw| raw.rows(rows.clone())),
+            sums: sums.map(|sums| sums.rows(rows.clone())),
             out: out.rows(rows.clone()),
             lse: lse.slice(rows.start * heads..rows.end * heads),
             ..self
@@ -80,7 +98,7 @@ impl AttentionActivations {
 const SEPARATE_QKV: [&str; 3] = ["attn.q", "attn.k", "attn.v"];
 /// Names of keys and values, which ranks share if there are more ranks than key and value heads.
 const SHARED: [&str; 2] = ["attn.k", "attn.v"];
-/// Names of the gains of the norm of q's and k's heads.
+/// Names of the gains of the norm of q and k.
 const GAINS: [&str; 2] = ["attn.q_norm", "attn.k_norm"];
 
 impl Attention {
@@ -89,16 +107,16 @@ impl Attention {
     pub(crate) fn declare(params: &mut ParamDeclarations, shape: &DecoderShape) {
         let (c, d, zero) = (shape.hidden, shape.head_dim, Init::Constant(0.0));
         let (q, kv, architecture) = (shape.heads * d, shape.kv_heads * d, &shape.architecture);
+        let kv_split = match shape.kv_replicas() {
+            1 => Split::Rows,
+            ranks => Split::SharedRows { ranks },
+        };
         if architecture.joined_qkv {
             params.add("attn.qkv.weight", (3 * q, c), Split::ThreeRows, shape.weight_init());
             if architecture.qkv_bias {
                 params.add_vector("attn.qkv.bias", 3 * q, Split::ThreeRows, zero);
             }
         } else {
-            let kv_split = match shape.kv_replicas() {
-                1 => Split::Rows,
-                ranks => Split::SharedRows { ranks },
-            };
             let separate =
                 || SEPARATE_QKV.into_iter().zip([(q, Split::Rows), (kv, kv_split), (kv, kv_split)]);
             for (name, (rows, split)) in separate() {
@@ -108,9 +126,14 @@ impl Attention {
                 params.add_vector(&format!("{name}.bias"), rows, split, zero);
             }
         }
-        for name in GAINS.into_iter().filter(|_| architecture.qk_norm) {
-            let one = Init::Constant(1.0);
-            params.add_vector(&format!("{name}.weight"), d, Split::Replicated, one);
+        let one = Init::Constant(1.0 - architecture.norm_offset);
+        let gains = match architecture.qk_norm {
+            None => None,
+            Some(QkNorm::Heads) => Some([(d, Split::Replicated); 2]),
+            Some(QkNorm::Width) => Some([(q, Split::Rows), (kv, kv_split)]),
+        };
+        for (name, (elements, split)) in GAINS.into_iter().zip(gains.into_iter().flatten()) {
+            params.add_vector(&format!("{name}.weight"), elements, split, one);
         }
         params.add("attn.proj.weight", (c, q), Split::Columns, shape.residual_init());
         if architecture.proj_bias {
@@ -128,9 +151,12 @@ impl Attention {
         Self {
             qkv_weight: qkv("weight"),
             qkv_bias: architecture.qkv_bias.then(|| qkv("bias")),
-            gains: architecture
-                .qk_norm
-                .then(|| HeadNormGrads { q_gain: gain(GAINS[0]), k_gain: gain(GAINS[1]) }),
+            gains: architecture.qk_norm.map(|norm| match norm {
+                QkNorm::Heads => {
+                    Gains::Heads(HeadNormGrads { q_gain: gain(GAINS[0]), k_gain: gain(GAINS[1]) })
+                }
+                QkNorm::Width => Gains::Width(flat.joined(&GAINS, "weight")),
+            }),
             proj_weight: flat.get("attn.proj", "weight"),
             proj_bias: architecture.proj_bias.then(|| flat.get("attn.proj", "bias")),
         }
@@ -150,13 +176,18 @@ impl Attention {
         let Some(all) = scratch.d_shared else { return Event::default() };
         let head = dev.rank().tp / shape.kv_replicas();
         let row = all.rows(head..head + 1);
-        let weights = flat.joined(&SHARED, "weight");
-        let weights = (weights, row.slice(0..weights.len()));
-        let biases = shape
-            .architecture
-            .qkv_bias
-            .then(|| (flat.joined(&SHARED, "bias"), row.slice(weights.0.len()..row.len())));
-        let parts = || [Some(weights), biases].into_iter().flatten();
+        let architecture = &shape.architecture;
+        let mut used = 0;
+        let mut next = |grads: Tensor| {
+            let start = used;
+            used += grads.len();
+            (grads, row.slice(start..used))
+        };
+        let weights = next(flat.joined(&SHARED, "weight"));
+        let biases = architecture.qkv_bias.then(|| next(flat.joined(&SHARED, "bias")));
+        let gains = architecture.qk_norm == Some(QkNorm::Width);
+        let gains = gains.then(|| next(flat.get(GAINS[1], "weight")));
+        let parts = || [Some(weights), biases, gains].into_iter().flatten();
         dev.submit(Compute, Op::Zero { x: all });
         for (src, dst) in parts() {
             dev.submit(Compute, Op::Copy { src, dst });
@@ -171,16 +202,39 @@ impl Attention {
 
     /// Sums the gradients of the q and k gains over the ranks, since each rank has the gradients of
     /// its own heads. With sequence parallelism the sum of all replicated gradients includes them.
+    /// Gains of a norm over all heads are split with the heads.
     pub(crate) fn sum_gains(flat: FlatBuffer<'_>, dev: &Device, shape: &DecoderShape) {
-        if shape.architecture.qk_norm && !shape.sequence {
+        if shape.architecture.qk_norm == Some(QkNorm::Heads) && !shape.sequence {
             sum_over_ranks(dev, flat.joined(&GAINS, "weight"), Reduction::Sum);
         }
     }
 
+    /// The norm of each head, if the model has one.
     fn head_norm(&self, shape: &DecoderShape, saved: AttentionActivations) -> Option<HeadNorm> {
-        let epsilon = shape.architecture.norm_epsilon as f32;
-        let (HeadNormGrads { q_gain, k_gain }, raw) = self.gains.zip(saved.raw)?;
-        Some(HeadNorm { q_gain, k_gain, raw, epsilon })
+        let (Gains::Heads(HeadNormGrads { q_gain, k_gain }), raw) = self.gains.zip(saved.raw)?
+        else {
+            return None;
+        };
+        let parts = &shape.architecture;
+        let (epsilon, offset) = (parts.norm_epsilon as f32, parts.norm_offset as f32);
+        Some(HeadNorm { q_gain, k_gain, raw, epsilon, offset })
+    }
+
+    /// The norm over all heads, if the model has one, and q and k before it.
+    fn width_norm(
+        &self,
+        shape: &DecoderShape,
+        saved: AttentionActivations,
+        heads: Heads,
+    ) -> Option<(WidthNorm, Tensor)> {
+        let (Gains::Width(gain), raw) = self.gains.zip(saved.raw)? else { return None };
+        let parts = &shape.architecture;
+        assert!(parts.norm_offset == 0.0, "no model adds a number to these gains");
+        // The sums of the ranks count each copy of a shared head.
+        let heads_of_keys = shape.kv_heads * shape.kv_replicas();
+        let widths = [shape.heads, heads_of_keys].map(|n| (n * shape.head_dim) as f32);
+        let (sums, epsilon) = (saved.sums?, parts.norm_epsilon as f32);
+        Some((WidthNorm { heads, gain, sums, widths, epsilon }, raw))
     }
 
     /// Computes normed (B T, C) -> attention over this rank's heads, in `saved`.
@@ -193,10 +247,10 @@ impl Attention {
         pass: AttentionContext,
     ) {
         let AttentionActivations { qkv, out, lse, .. } = saved;
-        let AttentionContext { heads, dropout, starts, .. } = pass;
+        let AttentionContext { heads, dropout, starts, scores, .. } = pass;
         self.project(dev, normed, saved);
         self.rotate(dev, shape, saved, pass);
-        dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout });
+        dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout, scores });
     }
 
     /// Computes normed (rows, C) -> q, k and v, in `saved`.
@@ -215,7 +269,8 @@ impl Attention {
         Linear { weight: self.proj_weight, fp8: saved.proj }
     }
 
-    /// Rotates q and k of `saved` by their positions, if positions are rotary.
+    /// Applies the norm of q and k, if the model has one, and rotates them by their positions, if the
+    /// layer does.
     #[track_caller]
     pub(crate) fn rotate(
         &self,
@@ -224,9 +279,18 @@ impl Attention {
         saved: AttentionActivations,
         AttentionContext { heads, table, starts, .. }: AttentionContext,
     ) {
+        let qkv = saved.qkv;
+        if let Some((norm, raw)) = self.width_norm(shape, saved, heads) {
+            let sums = norm.sums;
+            dev.submit(Compute, Op::WidthNormSums { qkv, raw, heads, sums });
+            sum_over_ranks(dev, sums.reshape(1, sums.len()), Reduction::Sum);
+            dev.submit(Compute, Op::WidthNorm { qkv, raw, norm });
+        }
+        let norm = self.head_norm(shape, saved);
         if let Some(table) = table {
-            let (qkv, norm) = (saved.qkv, self.head_norm(shape, saved));
             dev.submit(Compute, Op::Rotary { qkv, table, heads, starts, norm });
+        } else {
+            assert!(norm.is_none(), "a model that norms each head rotates it, too");
         }
     }
 
@@ -251,16 +315,29 @@ impl Attention {
     ) {
         let (AttentionActivations { qkv, out, lse, .. }, d_sum) = (saved, branch.d_sum);
         let (d_out, d_qkv) = (branch.scratch.d_attention, branch.scratch.d_qkv);
-        let AttentionContext { heads, dropout, table, starts } = pass;
+        let AttentionContext { heads, dropout, table, starts, scores } = pass;
         let (input, proj) = (self.input(saved), self.proj(saved));
         proj.input_gradient(dev, d_sum, d_out, Epilogue::None);
         let d_bias = Region::with_weight(dev, grads.proj_bias);
         proj.weight_gradient(dev, d_sum, out, grads.proj_weight, d_bias);
-        let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
-        dev.submit(Compute, op);
+        dev.submit(
+            Compute,
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores },
+        );
         if let Some(table) = table {
-            let norm = self.head_norm(shape, saved).zip(grads.gains);
+            let of_heads = match grads.gains {
+                Some(Gains::Heads(grads)) => Some(grads),
+                Some(Gains::Width(_)) | None => None,
+            };
+            let norm = self.head_norm(shape, saved).zip(of_heads);
             dev.submit(Compute, Op::RotaryBackward { d_qkv, table, heads, starts, norm });
+        }
+        if let (Some((norm, raw)), Some(Gains::Width(d_gain)), Some(dots)) =
+            (self.width_norm(shape, saved, heads), grads.gains, branch.scratch.qk_dots)
+        {
+            dev.submit(Compute, Op::WidthNormBackwardSums { d_qkv, norm, raw, dots });
+            sum_over_ranks(dev, dots.reshape(1, dots.len()), Reduction::Sum);
+            dev.submit(Compute, Op::WidthNormBackward { d_qkv, raw, norm, dots, d_gain });
         }
         input.input_gradient(dev, d_qkv, branch.d_normed, Epilogue::None);
         let summed = branch.region.start_sum(dev, branch.d_normed);

@@ -1,16 +1,16 @@
-//! A pre-norm transformer block:
-//! h = x + dropout(attention(norm(x))),  y = h + dropout(mlp(norm(h))).
+//! A transformer block: h = x + dropout(attention(norm(x))),  y = h + dropout(mlp(norm(h))).
 //!
 //! Both branches have one form: norm, column-parallel linear, row-parallel linear, sum over the
-//! ranks, bias + dropout + add. GPT-2's and Llama's blocks differ in the parts: layer norm or
-//! RMSNorm, learned or rotary positions, GELU or a gate.
+//! ranks, bias + dropout + add. The blocks of models differ in the parts: layer norm or RMSNorm,
+//! learned or rotary positions, GELU or a gate. In some models branches have a norm at their end,
+//! too, or only there; see [`NormPlace`](crate::NormPlace).
 
 use crate::attention::{Attention, AttentionActivations, AttentionContext};
 use crate::branch::{Branch, Scratch};
 use crate::kv_cache::Extension;
 use crate::mlp::{Mlp, MlpActivations};
-use crate::norm::{AppliedNorm, Norm, NormActivations};
-use crate::params::{FlatBuffer, SegmentLayout};
+use crate::norm::{BranchInput, InputActivations, Norm, OutputActivations};
+use crate::params::{FlatBuffer, ParamDeclarations, SegmentLayout};
 use crate::region::Region;
 use crate::shape::{DecoderShape, MicrobatchContext, Recompute};
 use device::{Arena, Device, Dropout, Event, Lane::Compute, Op, Plan, Tensor};
@@ -18,21 +18,54 @@ use device::{Arena, Device, Dropout, Event, Lane::Compute, Op, Plan, Tensor};
 /// Parameters of a block cut out of its flat segment, or gradients cut out of a bucket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockParams {
-    norm_1: Norm,
+    attention_norms: BranchNorms,
     attention: Attention,
-    norm_2: Norm,
+    mlp_norms: BranchNorms,
     mlp: Mlp,
+}
+
+/// Norms of a branch, or their gradients.
+#[derive(Clone, Copy, Debug)]
+struct BranchNorms {
+    /// Before the branch's first linear.
+    input: Option<Norm>,
+    /// After the branch's sum over the ranks.
+    output: Option<Norm>,
+}
+
+/// Names of the norms of attention, then of the MLP: at the branch's start and at its end.
+const NORMS: [[&str; 2]; 2] = [["ln_1", "ln_1_post"], ["ln_2", "ln_2_post"]];
+
+impl BranchNorms {
+    fn declare(params: &mut ParamDeclarations, [input, output]: [&str; 2], shape: &DecoderShape) {
+        if shape.architecture.norms_inputs() {
+            Norm::declare(params, input, shape);
+        }
+        if shape.architecture.norms_outputs() {
+            Norm::declare(params, output, shape);
+        }
+    }
+
+    fn cut(flat: FlatBuffer<'_>, [input, output]: [&str; 2], shape: &DecoderShape) -> Self {
+        let parts = &shape.architecture;
+        Self {
+            input: parts.norms_inputs().then(|| Norm::cut(flat, input, shape)),
+            output: parts.norms_outputs().then(|| Norm::cut(flat, output, shape)),
+        }
+    }
 }
 
 /// Activations of a block, for its backward pass. All blocks share one set with
 /// [`Recompute::Block`], and a part of the set with [`Recompute::Selective`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockActivations {
-    norm_1: NormActivations,
+    attention_input: InputActivations,
     attention: AttentionActivations,
+    attention_output: Option<OutputActivations>,
     h: Tensor, // (rows, C)
-    norm_2: NormActivations,
+    mlp_input: InputActivations,
     mlp: MlpActivations,
+    mlp_output: Option<OutputActivations>,
 }
 
 /// Dropout sites of a block.
@@ -44,9 +77,9 @@ const MLP_OUTPUT: u64 = 2;
 pub(crate) fn layout(shape: &DecoderShape, layer: usize, align: usize) -> SegmentLayout {
     let (name, prefix) = (format!("block.{layer}"), format!("h.{layer}."));
     SegmentLayout::new(name, prefix, shape.tp_size, align, |params| {
-        Norm::declare(params, "ln_1", shape);
+        BranchNorms::declare(params, NORMS[0], shape);
         Attention::declare(params, shape);
-        Norm::declare(params, "ln_2", shape);
+        BranchNorms::declare(params, NORMS[1], shape);
         Mlp::declare(params, shape);
     })
 }
@@ -55,9 +88,9 @@ impl BlockParams {
     /// Cuts a flat buffer with the layout of [`layout`].
     pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
         Self {
-            norm_1: Norm::cut(flat, "ln_1", shape),
+            attention_norms: BranchNorms::cut(flat, NORMS[0], shape),
             attention: Attention::cut(flat, shape),
-            norm_2: Norm::cut(flat, "ln_2", shape),
+            mlp_norms: BranchNorms::cut(flat, NORMS[1], shape),
             mlp: Mlp::cut(flat, shape),
         }
     }
@@ -71,33 +104,29 @@ impl BlockActivations {
         scratch: &Scratch,
     ) -> Self {
         let (at, size) = ((Arena::Device, "activations"), (shape.rows(), shape.hidden));
+        let (norm_1, norm_2) = (format!("{name}.norm_1"), format!("{name}.norm_2"));
+        let recomputed = scratch.recomputed;
         Self {
-            norm_1: NormActivations::plan(
-                plan,
-                &format!("{name}.norm_1"),
-                shape,
-                scratch.recomputed,
-            ),
+            attention_input: InputActivations::plan(plan, &norm_1, shape, recomputed),
             attention: AttentionActivations::plan(plan, name, shape, scratch.fp8),
+            attention_output: OutputActivations::plan(plan, &format!("{norm_1}_post"), shape),
             h: plan.tensor(at, format!("{name}.h"), shape.dtype, size),
-            norm_2: NormActivations::plan(
-                plan,
-                &format!("{name}.norm_2"),
-                shape,
-                scratch.recomputed,
-            ),
+            mlp_input: InputActivations::plan(plan, &norm_2, shape, recomputed),
             mlp: MlpActivations::plan(plan, name, shape, scratch),
+            mlp_output: OutputActivations::plan(plan, &format!("{norm_2}_post"), shape),
         }
     }
 
     /// The first `rows` rows of every activation.
     fn first(self, rows: usize, shape: &DecoderShape) -> Self {
         Self {
-            norm_1: self.norm_1.first(rows),
+            attention_input: self.attention_input.first(rows),
             attention: self.attention.of(0..rows, shape.heads / shape.tp_size),
+            attention_output: self.attention_output.map(|saved| saved.first(rows)),
             h: self.h.rows(0..rows),
-            norm_2: self.norm_2.first(rows),
+            mlp_input: self.mlp_input.first(rows),
             mlp: self.mlp.first(rows),
+            mlp_output: self.mlp_output.map(|saved| saved.first(rows)),
         }
     }
 }
@@ -110,8 +139,25 @@ pub(crate) struct Block {
     pub(crate) params: BlockParams,
     pub(crate) saved: BlockActivations,
     pub(crate) scratch: Scratch,
-    /// Cosines and sines, if positions are rotary.
+    /// Cosines and sines, if the layer rotates queries and keys.
     pub(crate) table: Option<Tensor>,
+}
+
+/// What follows the sum of a branch over the ranks.
+#[derive(Clone, Copy, Debug)]
+struct BranchEnd {
+    /// (rows, C): the residual stream, to which the branch is added.
+    residual: Tensor,
+    norm: Option<(Norm, OutputActivations)>,
+    bias: Option<Tensor>,
+    dropout: Dropout,
+}
+
+/// Gradients of the parameters in a [`BranchEnd`].
+#[derive(Clone, Copy, Debug)]
+struct EndGradients {
+    norm: Option<Norm>,
+    bias: Option<Tensor>,
 }
 
 impl Block {
@@ -124,13 +170,52 @@ impl Block {
         x: Tensor,
         y: Tensor,
     ) {
-        let (p, s, partial) = (&self.params, &self.saved, self.scratch.partial);
         self.forward_to_mlp(dev, shape, pass, x);
-        p.mlp.proj_forward(dev, s.mlp, partial);
-        let summed = shape.region().sum(dev, partial);
-        let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
-        let (bias, residual) = (p.mlp.proj_bias, s.h);
-        dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual, y, dropout });
+        let (s, dropout) = (&self.saved, self.row_dropout(dev, shape, pass, MLP_OUTPUT));
+        let summed = self.mlp_sum(dev, shape, s);
+        self.leave_branch(dev, shape, summed, self.mlp_end(s, dropout), y);
+    }
+
+    /// Computes the projection back from the heads, summed over the ranks: (rows, C).
+    fn attention_sum(&self, dev: &Device, shape: &DecoderShape, s: &BlockActivations) -> Tensor {
+        let partial = self.scratch.partial.rows(0..s.attention.out.shape().0);
+        self.params.attention.proj_forward(dev, s.attention, partial);
+        shape.region().sum(dev, partial)
+    }
+
+    /// Computes the MLP's last linear, summed over the ranks: (rows, C).
+    fn mlp_sum(&self, dev: &Device, shape: &DecoderShape, s: &BlockActivations) -> Tensor {
+        let partial = self.scratch.partial.rows(0..s.mlp.act.shape().0);
+        self.params.mlp.proj_forward(dev, s.mlp, partial);
+        shape.region().sum(dev, partial)
+    }
+
+    fn attention_end(&self, x: Tensor, s: &BlockActivations, dropout: Dropout) -> BranchEnd {
+        let (norm, bias) = (self.params.attention_norms.output, self.params.attention.proj_bias);
+        BranchEnd { residual: x, norm: norm.zip(s.attention_output), bias, dropout }
+    }
+
+    fn mlp_end(&self, s: &BlockActivations, dropout: Dropout) -> BranchEnd {
+        let (norm, bias) = (self.params.mlp_norms.output, self.params.mlp.proj_bias);
+        BranchEnd { residual: s.h, norm: norm.zip(s.mlp_output), bias, dropout }
+    }
+
+    /// Computes y (rows, C) = the residual stream + the end of a branch with the sum `summed`.
+    fn leave_branch(
+        &self,
+        dev: &Device,
+        shape: &DecoderShape,
+        summed: Tensor,
+        end: BranchEnd,
+        y: Tensor,
+    ) {
+        let BranchEnd { residual, norm, bias, dropout } = end;
+        let x = norm.map_or(summed, |(norm, saved)| {
+            assert!(bias.is_none(), "no model adds a bias before the norm at a branch's end");
+            saved.forward(dev, norm, summed, &self.scratch)
+        });
+        let scale = shape.architecture.residual_scale as f32;
+        dev.submit(Compute, Op::BiasDropoutAdd { x, bias, residual, y, dropout, scale });
     }
 
     /// Computes everything that the backward pass needs: all but the MLP's last linear.
@@ -141,18 +226,25 @@ impl Block {
         pass: &MicrobatchContext,
         x: Tensor,
     ) {
-        let (p, s, region, partial) =
-            (&self.params, &self.saved, shape.region(), self.scratch.partial);
-        p.norm_1.forward(dev, region, x, s.norm_1);
-        let heads = self.heads(dev, shape, pass);
-        p.attention.heads_forward(dev, shape, s.norm_1.normed, s.attention, heads);
-        p.attention.proj_forward(dev, s.attention, partial);
-        let summed = region.sum(dev, partial);
+        let (p, s) = (&self.params, &self.saved);
+        let context = self.context(dev, shape, pass);
+        let input = self.attention_input(x, s).forward(dev, shape.region());
+        p.attention.heads_forward(dev, shape, input, s.attention, context);
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
-        let bias = p.attention.proj_bias;
-        dev.submit(Compute, Op::BiasDropoutAdd { x: summed, bias, residual: x, y: s.h, dropout });
-        p.norm_2.forward(dev, region, s.h, s.norm_2);
-        p.mlp.inner_forward(dev, shape, s.norm_2.normed, s.mlp);
+        let summed = self.attention_sum(dev, shape, s);
+        self.leave_branch(dev, shape, summed, self.attention_end(x, s, dropout), s.h);
+        let input = self.mlp_input(s).forward(dev, shape.region());
+        p.mlp.inner_forward(dev, shape, input, s.mlp);
+    }
+
+    /// The input of attention, from the block's input x (rows, C).
+    const fn attention_input(&self, x: Tensor, s: &BlockActivations) -> BranchInput {
+        BranchInput { norm: self.params.attention_norms.input, x, saved: s.attention_input }
+    }
+
+    /// The input of the MLP.
+    const fn mlp_input(&self, s: &BlockActivations) -> BranchInput {
+        BranchInput { norm: self.params.mlp_norms.input, x: s.h, saved: s.mlp_input }
     }
 
     /// Computes x (rows, C) of new tokens -> y (rows, C), without dropout. Needs `tp_size` 1.
@@ -164,19 +256,16 @@ impl Block {
         y: Tensor,
         extension: Extension<'_>,
     ) {
-        let (p, region, rows) = (&self.params, shape.region(), x.shape().0);
-        let BlockActivations { norm_1, attention, h, norm_2, mlp } = self.saved.first(rows, shape);
-        let (partial, dropout) = (self.scratch.partial.rows(0..rows), Dropout::NONE);
-        p.norm_1.forward(dev, region, x, norm_1);
-        p.attention.extend(dev, shape, self.layer, norm_1.normed, attention, extension);
-        p.attention.proj_forward(dev, attention, partial);
-        let bias = p.attention.proj_bias;
-        dev.submit(Compute, Op::BiasDropoutAdd { x: partial, bias, residual: x, y: h, dropout });
-        p.norm_2.forward(dev, region, h, norm_2);
-        p.mlp.inner_forward(dev, shape, norm_2.normed, mlp);
-        p.mlp.proj_forward(dev, mlp, partial);
-        let bias = p.mlp.proj_bias;
-        dev.submit(Compute, Op::BiasDropoutAdd { x: partial, bias, residual: h, y, dropout });
+        let (p, region) = (&self.params, shape.region());
+        let s = self.saved.first(x.shape().0, shape);
+        let input = self.attention_input(x, &s).forward(dev, region);
+        p.attention.extend(dev, shape, input, s.attention, extension);
+        let summed = self.attention_sum(dev, shape, &s);
+        self.leave_branch(dev, shape, summed, self.attention_end(x, &s, Dropout::NONE), s.h);
+        let input = self.mlp_input(&s).forward(dev, region);
+        p.mlp.inner_forward(dev, shape, input, s.mlp);
+        let summed = self.mlp_sum(dev, shape, &s);
+        self.leave_branch(dev, shape, summed, self.mlp_end(&s, Dropout::NONE), y);
     }
 
     /// Computes the gradient of x from the gradient of y, in place in `d` (rows, C). Writes the
@@ -194,55 +283,78 @@ impl Block {
         let grads = BlockParams::cut(self.layout.of(bucket), shape);
         if shape.recompute == Recompute::Block {
             self.forward_to_mlp(dev, shape, pass, x);
+            // The backward pass of a norm at the MLP's end needs the MLP's sum.
+            if let (Some(norm), Some(saved)) = (p.mlp_norms.output, s.mlp_output) {
+                let summed = self.mlp_sum(dev, shape, s);
+                saved.forward(dev, norm, summed, &self.scratch);
+            }
         }
-        let dropout = self.row_dropout(dev, shape, pass, MLP_OUTPUT);
-        let norm = AppliedNorm { norm: p.norm_2, x: s.h, saved: s.norm_2 };
-        let branch = self.enter_branch(dev, shape, norm, d, dropout, grads.mlp.proj_bias);
+        let (input, norms) = (self.mlp_input(s), grads.mlp_norms);
+        let end = self.mlp_end(s, self.row_dropout(dev, shape, pass, MLP_OUTPUT));
+        let end_grads = EndGradients { norm: norms.output, bias: grads.mlp.proj_bias };
+        let branch = self.enter_branch(dev, shape, input, end, d, end_grads);
         p.mlp.backward(dev, shape, s.mlp, branch, grads.mlp);
-        let d_normed = region.rows(dev, branch.d_normed);
-        norm.backward(dev, d_normed, d, true, grads.norm_2);
+        let d_input = region.rows(dev, branch.d_normed);
+        input.backward(dev, d_input, d, norms.input);
 
-        let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
-        let norm = AppliedNorm { norm: p.norm_1, x, saved: s.norm_1 };
-        let branch = self.enter_branch(dev, shape, norm, d, dropout, grads.attention.proj_bias);
-        let heads = self.heads(dev, shape, pass);
-        p.attention.backward(dev, shape, s.attention, heads, branch, grads.attention);
+        let (input, norms) = (self.attention_input(x, s), grads.attention_norms);
+        let end = self.attention_end(x, s, self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT));
+        let end_grads = EndGradients { norm: norms.output, bias: grads.attention.proj_bias };
+        let branch = self.enter_branch(dev, shape, input, end, d, end_grads);
+        let context = self.context(dev, shape, pass);
+        p.attention.backward(dev, shape, s.attention, context, branch, grads.attention);
         let shared =
             Attention::start_sum_of_shared(self.layout.of(bucket), dev, shape, &self.scratch);
-        let d_normed = region.rows(dev, branch.d_normed);
-        norm.backward(dev, d_normed, d, true, grads.norm_1);
+        let d_input = region.rows(dev, branch.d_normed);
+        input.backward(dev, d_input, d, norms.input);
         dev.wait(Compute, shared);
         Attention::sum_gains(self.layout.of(bucket), dev, shape);
         region.sum_replicated_grads(dev, self.layout.replicated(bucket));
     }
 
-    /// Backward through dropout, bias and sum of a branch. The gradient of the sum is `d` (rows, C)
-    /// itself if nothing changes it, else a gathered copy. If the norm's output is not kept, the
-    /// norm runs again; its gather runs during matmuls that do not need it.
+    /// Backward through the end and the sum of a branch. The gradient of the sum is `d` (rows, C)
+    /// itself if nothing changes it, else a gathered copy. If the branch's input is not kept, it is
+    /// computed again; its gather runs during matmuls that do not need it.
     fn enter_branch(
         &self,
         dev: &Device,
         shape: &DecoderShape,
-        norm: AppliedNorm,
+        input: BranchInput,
+        end: BranchEnd,
         d: Tensor,
-        dropout: Dropout,
-        d_bias: Option<Tensor>,
+        grads: EndGradients,
     ) -> Branch {
         let (region, d_normed) = (shape.region(), self.scratch.partial);
+        let (dropout, scale) = (end.dropout, shape.architecture.residual_scale as f32);
         let own = self.scratch.d_branch.map(|full| (full, region.rows(dev, full)));
-        if let Some((_, rows)) = own {
-            dev.submit(Compute, Op::Dropout { x: d, y: rows, dropout });
+        match (own, end.norm.zip(grads.norm)) {
+            (Some((_, rows)), Some(((norm, saved), d_norm))) => {
+                let d_y = if dropout.p > 0.0 || scale != 1.0 {
+                    let y = self.scratch.branch_output(d.shape().0);
+                    dev.submit(Compute, Op::Dropout { x: d, y, dropout, scale });
+                    y
+                } else {
+                    d
+                };
+                saved.backward(dev, norm, d_y, rows, d_norm);
+            }
+            (Some((_, y)), None) => {
+                dev.submit(Compute, Op::Dropout { x: d, y, dropout, scale });
+            }
+            (None, None) => {}
+            (None, Some(_)) => unreachable!("a norm at a branch's end changes the gradient"),
         }
         let (d_sum, x) = own.unwrap_or((d, d));
-        if let Some(y) = Region::separate_bias(dev, d_bias) {
+        if let Some(y) = Region::separate_bias(dev, grads.bias) {
             dev.submit(Compute, Op::ColumnSum { x, y });
         }
         region.gather(dev, d_sum);
         let whole = match shape.recompute {
-            Recompute::Selective => norm.start_forward(dev, region),
+            Recompute::Selective => input.start_forward(dev, region),
             Recompute::None | Recompute::Block => Event::default(),
         };
-        Branch { region, normed: norm.saved.normed, whole, d_sum, d_normed, scratch: self.scratch }
+        let normed = input.output();
+        Branch { region, normed, whole, d_sum, d_normed, scratch: self.scratch }
     }
 
     fn row_dropout(
@@ -256,7 +368,7 @@ impl Block {
     }
 
     /// Settings of attention, which always sees all tokens of its samples.
-    fn heads(
+    fn context(
         &self,
         dev: &Device,
         shape: &DecoderShape,
@@ -269,6 +381,7 @@ impl Block {
             dropout,
             table: self.table,
             starts: pass.starts,
+            scores: shape.scores(self.layer),
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::linear::Fp8Operands;
 use crate::region::Region;
-use crate::shape::{DecoderShape, Recompute};
-use device::{Arena, Event, Plan, Tensor};
+use crate::shape::{DecoderShape, QkNorm, Recompute};
+use device::{Arena, Dtype, Event, Plan, Tensor};
 
 /// Transients of one block at a time; all blocks share them.
 #[derive(Clone, Copy, Debug)]
@@ -13,11 +13,16 @@ pub(crate) struct Scratch {
     pub(crate) partial: Tensor,
     /// (B T, C): gradient of a branch's sum, if it is not the running gradient itself.
     pub(crate) d_branch: Option<Tensor>,
+    /// (rows, C): normed sum of a branch, then its gradient, if branches have a norm at their end.
+    normed_sum: Option<Tensor>,
+    /// (B T, 2) F32: sums over the heads of q and of k in the backward pass of their norm, if the
+    /// norm joins all heads.
+    pub(crate) qk_dots: Option<Tensor>,
     pub(crate) d_attention: Tensor, // (B T, H D/t)
     pub(crate) d_qkv: Tensor,       // (B T, (H + 2 K) D/t)
     pub(crate) d_inner: Tensor,     // (B T, F/t)
-    /// (K, 2 D (C + 1)): gradients of all ranks' key and value weights and biases, if ranks share
-    /// key and value heads.
+    /// (K, n): gradients of all ranks' key and value weights, biases and gains, if ranks share key
+    /// and value heads. n = D (2 C + 2), and D more if each element of a key has a gain.
     pub(crate) d_shared: Option<Tensor>,
     /// Outputs that each block recomputes with [`Recompute::Selective`]; all blocks share them.
     pub(crate) recomputed: Option<RecomputedOutputs>,
@@ -54,7 +59,9 @@ impl Scratch {
         let mut transient = |name: &str, dtype, cols| {
             plan.tensor((Arena::Device, "transients"), name, dtype, (tokens, cols))
         };
-        let copies = shape.dropout > 0.0 || shape.sequence;
+        let parts = &shape.architecture;
+        let changes = parts.norms_outputs() || parts.residual_scale != 1.0;
+        let copies = shape.dropout > 0.0 || shape.sequence || changes;
         let inner = shape.ffn_hidden / shape.tp_size;
         Self {
             fp8,
@@ -68,9 +75,24 @@ impl Scratch {
                 act: transient(shape.activation(), shape.dtype, inner),
             }),
             d_shared: (shape.kv_replicas() > 1).then(|| {
-                let size = (shape.kv_heads, 2 * shape.head_dim * (c + 1));
+                let gains = usize::from(parts.qk_norm == Some(QkNorm::Width));
+                let size = (shape.kv_heads, shape.head_dim * (2 * (c + 1) + gains));
                 plan.tensor((Arena::Device, "transients"), "d_shared", shape.dtype, size)
             }),
+            normed_sum: parts.norms_outputs().then(|| {
+                let size = (shape.rows(), c);
+                plan.tensor((Arena::Device, "transients"), "normed_sum", shape.dtype, size)
+            }),
+            qk_dots: (parts.qk_norm == Some(QkNorm::Width)).then(|| {
+                plan.tensor((Arena::Device, "transients"), "qk_dots", Dtype::F32, (tokens, 2))
+            }),
         }
+    }
+
+    /// (rows, C): transient for the normed sum of a branch, or for its gradient.
+    pub(crate) fn branch_output(&self, rows: usize) -> Tensor {
+        let whole = self.normed_sum;
+        let whole = whole.unwrap_or_else(|| unreachable!("a norm at a branch's end has a result"));
+        whole.rows(0..rows)
     }
 }

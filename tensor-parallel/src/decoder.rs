@@ -12,8 +12,8 @@ use crate::kv_cache::{Extension, KvCache, NewTokens};
 use crate::loss::{Head, HeadInputs, LossTensors};
 use crate::norm::{AppliedNorm, Norm, NormActivations};
 use crate::params::SegmentLayout;
-use crate::rotary::RotaryTable;
-use crate::shape::{BatchTensors, DecoderShape, MicrobatchContext, Positions, Recompute, Ring};
+use crate::rotary::RotaryTables;
+use crate::shape::{BatchTensors, DecoderShape, MicrobatchContext, Recompute, Ring};
 use device::{Arena, Device, Error, Event, Plan, Tensor};
 
 /// Handles of the model: the same on every rank.
@@ -31,7 +31,7 @@ pub struct Decoder {
     /// (V/t, C): the output projection.
     table: Tensor,
     head: Head,
-    rotary: Option<RotaryTable>,
+    rotary: RotaryTables,
     scratch: Scratch,
     x: Vec<ActivationCheckpoints>, // by slot, (rows, C): input of block l; x[L] the final norm's
     d_x: Vec<Tensor>,              // by slot of one backward group, (rows, C): the running gradient
@@ -183,19 +183,15 @@ impl Decoder {
         let d_x = d_x.collect();
         let shared = (shape.recompute == Recompute::Block)
             .then(|| BlockActivations::plan(plan, shape, "block", &scratch));
-        let rotary = match shape.architecture.positions {
-            Positions::Learned => None,
-            Positions::Rotary(rope) => {
-                Some(RotaryTable::plan(plan, rope, shape.seq_len, shape.head_dim))
-            }
-        };
-        let table = rotary.map(|rotary| rotary.table);
+        let ropes = shape.kinds.iter().filter_map(|kind| kind.rope.as_ref());
+        let rotary = RotaryTables::plan(plan, ropes, shape.seq_len, shape.head_dim);
         let mut block = |layer: usize| {
             let at = number(shape, SegmentRole::Block(layer));
             let (layout, flat) = (segments[at].clone(), params[at]);
             let own = || BlockActivations::plan(plan, shape, &format!("block.{layer}"), &scratch);
             let saved = shared.unwrap_or_else(own);
             let params = BlockParams::cut(layout.of(flat), shape);
+            let table = shape.kind(layer).rope.as_ref().map(|rope| rotary.of(rope));
             Block { layer, params, layout, saved, scratch, table }
         };
         let blocks = (0..shape.layers).map(&mut block).collect();
@@ -258,7 +254,7 @@ impl Decoder {
     /// # Errors
     /// As [`Device::write`].
     pub fn write_constants(&self, dev: &Device) -> Result<(), Error> {
-        self.rotary.iter().try_for_each(|rotary| rotary.write(dev))
+        self.rotary.write(dev)
     }
 
     /// Layouts of the segments, in the order of their numbers.
@@ -295,7 +291,7 @@ impl Decoder {
     /// final norm and the [`head`](Self::head).
     pub fn project(&self, dev: &Device, pass: &MicrobatchContext, rows: std::ops::Range<usize>) {
         self.normalize(dev, pass);
-        self.head.project(dev, self.final_saved.normed.rows(rows), self.table);
+        self.head.project(dev, &self.shape, self.head_inputs().of(rows));
     }
 
     /// Runs new tokens of some samples; `cache` has the earlier tokens. `tokens` (1, rows) has the
@@ -306,8 +302,8 @@ impl Decoder {
         assert!(shape.tp_size == 1 && rows == new.iter().map(|new| new.count).sum::<usize>());
         let x = |layer| self.x[0].input(layer).rows(0..rows);
         self.embedding.extend(dev, shape, tokens, x(0), new);
-        let extension = Extension { cache, new, table: self.rotary.map(|rotary| rotary.table) };
         for (layer, block) in self.blocks.iter().enumerate() {
+            let extension = Extension { cache, new, layer, table: block.table };
             block.extend(dev, shape, x(layer), x(layer + 1), extension);
         }
         let saved = self.final_saved.first(rows);
@@ -317,7 +313,12 @@ impl Decoder {
     /// Computes in [`logits`](Self::logits) the next-token logits of `rows` of the last
     /// [`extend`](Self::extend).
     pub fn project_new(&self, dev: &Device, rows: std::ops::Range<usize>) {
-        self.head.project(dev, self.final_saved.normed.rows(rows), self.table);
+        self.head.project(dev, &self.shape, self.head_inputs().of(rows));
+    }
+
+    /// Inputs of the output layer for all tokens.
+    const fn head_inputs(&self) -> HeadInputs {
+        HeadInputs { normed: self.final_saved.normed, table: self.table }
     }
 
     /// Logits (run, V/t) of this rank's columns.
@@ -339,8 +340,7 @@ impl Decoder {
     /// [`head`](Self::head).
     pub fn loss(&self, dev: &Device, pass: &MicrobatchContext, batch: &BatchTensors, loss: Tensor) {
         self.normalize(dev, pass);
-        let inputs = HeadInputs { normed: self.final_saved.normed, table: self.table };
-        self.head.loss(dev, &self.shape, inputs, batch, loss);
+        self.head.loss(dev, &self.shape, self.head_inputs(), batch, loss);
     }
 
     /// Computes the [`loss`](Self::loss), and its gradient back to the last block's output. In the
@@ -356,7 +356,7 @@ impl Decoder {
     ) {
         let (shape, region) = (&self.shape, self.shape.region());
         self.normalize(dev, pass);
-        let inputs = HeadInputs { normed: self.final_saved.normed, table: self.table };
+        let inputs = self.head_inputs();
         let head = self.segments[self.segment(self.head())].of(buckets.head);
         let d_table = if shape.architecture.tied {
             Embedding::cut(head, shape).tokens

@@ -2,7 +2,7 @@
 
 use crate::kv_cache::{self, NewTokens};
 use crate::params::{FlatBuffer, SegmentLayout, Split};
-use crate::shape::{BatchTensors, DecoderShape, MicrobatchContext, Positions};
+use crate::shape::{BatchTensors, DecoderShape, MicrobatchContext};
 use device::{Device, Lane::Compute, Op, Tensor};
 
 /// Dropout's "layer" of the embedding; blocks count from 1.
@@ -29,7 +29,7 @@ pub(crate) fn layout(shape: &DecoderShape, align: usize) -> SegmentLayout {
     SegmentLayout::new("embedding".into(), String::new(), shape.tp_size, align, |params| {
         let (c, init) = (shape.hidden, shape.weight_init());
         params.add_padded("wte", (shape.vocab, c), shape.vocab_per_rank(), init);
-        if shape.architecture.positions == Positions::Learned {
+        if shape.architecture.learned_positions {
             params.add("wpe", (shape.seq_len, c), Split::Replicated, init);
         }
     })
@@ -37,7 +37,7 @@ pub(crate) fn layout(shape: &DecoderShape, align: usize) -> SegmentLayout {
 
 impl Embedding {
     pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
-        let learned = shape.architecture.positions == Positions::Learned;
+        let learned = shape.architecture.learned_positions;
         Self { tokens: flat.whole("wte"), positions: learned.then(|| flat.whole("wpe")) }
     }
 
@@ -52,10 +52,11 @@ impl Embedding {
         partial: Tensor,
     ) {
         let (tokens, table, shard) = (batch.tokens, self.tokens, shape.vocab_shard(dev));
+        let scale = shape.architecture.embedding_scale as f32;
         if dev.rank().tp_size == 1 {
-            dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x });
+            dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x, scale });
         } else {
-            dev.submit(Compute, Op::Embedding { tokens, table, shard, y: partial });
+            dev.submit(Compute, Op::Embedding { tokens, table, shard, y: partial, scale });
             let summed = shape.region().sum(dev, partial);
             dev.submit(Compute, Op::Cast { x: summed, y: x });
         }
@@ -65,7 +66,7 @@ impl Embedding {
         }
         let dropout = pass.dropout(shape, LAYER, 0, pass.first_row(dev, shape));
         if dropout.p > 0.0 {
-            dev.submit(Compute, Op::Dropout { x, y: x, dropout });
+            dev.submit(Compute, Op::Dropout { x, y: x, dropout, scale: 1.0 });
         }
     }
 
@@ -79,7 +80,8 @@ impl Embedding {
         new: &[NewTokens],
     ) {
         let (table, shard) = (self.tokens, shape.vocab_shard(dev));
-        dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x });
+        let scale = shape.architecture.embedding_scale as f32;
+        dev.submit(Compute, Op::Embedding { tokens, table, shard, y: x, scale });
         let Some(table) = self.positions else { return };
         for (new, rows) in kv_cache::rows(new) {
             let (x, first_row) = (x.rows(rows), new.first);
@@ -101,7 +103,7 @@ impl Embedding {
         let OutputGradient { rows: d, whole } = d;
         let dropout = pass.dropout(shape, LAYER, 0, pass.first_row(dev, shape));
         if dropout.p > 0.0 {
-            dev.submit(Compute, Op::Dropout { x: d, y: d, dropout });
+            dev.submit(Compute, Op::Dropout { x: d, y: d, dropout, scale: 1.0 });
         }
         if let Some(d_table) = grads.positions {
             let (first_row, starts) = Self::first_position(dev, shape, pass);
@@ -121,7 +123,8 @@ impl Embedding {
         if !shape.architecture.tied {
             dev.submit(Compute, Op::Zero { x: d_table });
         }
-        dev.submit(Compute, Op::EmbeddingBackward { tokens, order, d_y, shard, d_table });
+        let scale = shape.architecture.embedding_scale as f32;
+        dev.submit(Compute, Op::EmbeddingBackward { tokens, order, d_y, shard, d_table, scale });
     }
 
     /// Position of this rank's first row in its sample, and document starts of its rows.

@@ -2,7 +2,7 @@
 
 use crate::attention::{Attention, AttentionActivations, AttentionContext};
 use crate::shape::DecoderShape;
-use device::{Arena, Device, Dropout, Heads, Lane::Compute, Op, Plan, Tensor};
+use device::{Arena, Device, Dropout, Heads, Lane::Compute, Op, Plan, Scores, Tensor};
 use std::ops::Range;
 
 /// Keys and values of some samples, on one rank.
@@ -60,7 +60,9 @@ pub(crate) fn rows(new: &[NewTokens]) -> impl Iterator<Item = (NewTokens, Range<
 pub(crate) struct Extension<'a> {
     pub(crate) cache: &'a KvCache,
     pub(crate) new: &'a [NewTokens],
-    /// Cosines and sines, if positions are rotary.
+    /// Number of the layer.
+    pub(crate) layer: usize,
+    /// Cosines and sines, if the layer rotates queries and keys.
     pub(crate) table: Option<Tensor>,
 }
 
@@ -71,32 +73,35 @@ impl Attention {
         &self,
         dev: &Device,
         shape: &DecoderShape,
-        layer: usize,
         normed: Tensor,
         saved: AttentionActivations,
         extension: Extension<'_>,
     ) {
-        let Extension { cache, new, table } = extension;
+        let Extension { cache, new, layer, table } = extension;
+        let scores = shape.scores(layer);
         self.project(dev, normed, saved);
         for (new, rows) in rows(new) {
             let heads = Heads { seq_len: new.count, ..shape.heads_of(dev) };
             let saved = saved.of(rows, heads.count);
             let table = table.map(|table| table.rows(new.first..new.first + new.count));
-            let pass = AttentionContext { heads, dropout: Dropout::NONE, table, starts: None };
+            let (starts, dropout) = (None, Dropout::NONE);
+            let pass = AttentionContext { heads, dropout, table, starts, scores };
             self.rotate(dev, shape, saved, pass);
             let cache_rows = cache.rows(layer, new.sample, new.first..new.first + new.count);
             dev.submit(Compute, Op::LastColumns { x: saved.qkv, y: cache_rows });
             if new.first == 0 {
                 let AttentionActivations { qkv, out, lse, .. } = saved;
-                let (starts, dropout) = (None, Dropout::NONE);
-                dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout });
+                let op = Op::Attention { qkv, out, lse, heads, starts, dropout, scores };
+                dev.submit(Compute, op);
                 continue;
             }
             for i in 0..new.count {
                 let q = saved.qkv.rows(i..i + 1).slice(0..shape.heads_width());
-                let cache = cache.rows(layer, new.sample, 0..new.first + i + 1);
-                let out = saved.out.rows(i..i + 1);
-                dev.submit(Compute, Op::CachedAttention { q, cache, out, heads });
+                let end = new.first + i + 1;
+                let first = scores.window.map_or(0, |window| end.saturating_sub(window));
+                let cache = cache.rows(layer, new.sample, first..end);
+                let (out, scores) = (saved.out.rows(i..i + 1), Scores { window: None, ..scores });
+                dev.submit(Compute, Op::CachedAttention { q, cache, out, heads, scores });
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A decoder (GPT-2, Llama and similar models) split over the tensor-parallel ranks as in
+//! A decoder (GPT-2, Llama, Gemma and similar models) split over the tensor-parallel ranks as in
 //! Megatron-LM (arXiv 1909.08053, section 3), with the forward and backward pass of each part.
 //!
 //! Layers get a [`device::Device`] and handles; they submit ops and return. There is no graph: the
@@ -47,6 +47,6 @@ pub use loss::LossTensors;
 pub use params::{Init, Param, Run, SegmentLayout, Split};
 pub use rotary::{Rope, RopeScaling};
 pub use shape::{
-    Architecture, BatchTensors, CheckpointHome, DecoderShape, MicrobatchContext, Positions,
-    Recompute, Ring, head_rows,
+    Architecture, BatchTensors, CheckpointHome, DecoderShape, LayerKind, MicrobatchContext,
+    NormPlace, QkNorm, Recompute, Ring, head_rows,
 };

@@ -34,6 +34,13 @@ pub struct LossTensors {
     pub scale: Tensor,
 }
 
+impl HeadInputs {
+    /// The inputs for the tokens `run`.
+    pub(crate) fn of(self, run: Range<usize>) -> Self {
+        Self { normed: self.normed.rows(run), ..self }
+    }
+}
+
 impl Head {
     pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape) -> Self {
         let (rows, at) = (shape.tokens().min(shape.head_rows), (Arena::Device, "logits"));
@@ -60,9 +67,18 @@ impl Head {
     }
 
     /// Computes the logits of this rank's columns from normed (run, C) and table (V/t, C).
-    pub(crate) fn project(&self, dev: &Device, normed: Tensor, table: Tensor) {
+    pub(crate) fn project(
+        &self,
+        dev: &Device,
+        shape: &DecoderShape,
+        HeadInputs { normed, table }: HeadInputs,
+    ) {
         let logits = self.logits.rows(0..normed.shape().0);
         dev.submit(Compute, Op::product(normed, table.t(), logits));
+        let (scale, cap) = (shape.architecture.logit_scale as f32, shape.logit_cap());
+        if scale != 1.0 || cap.is_some() {
+            dev.submit(Compute, Op::CapLogits { logits, scale, cap });
+        }
     }
 
     /// Computes loss (1) F64, the sum over the micro-batch's tokens, the same on every rank.
@@ -76,7 +92,7 @@ impl Head {
     ) {
         for run in Self::runs(shape) {
             let head = self.of(run.len());
-            head.project(dev, inputs.normed.rows(run.clone()), inputs.table);
+            head.project(dev, shape, inputs.of(run.clone()));
             head.forward(dev, shape, batch.targets.slice(run.clone()), run.start, loss);
         }
     }
@@ -97,7 +113,7 @@ impl Head {
         for run in Self::runs(shape) {
             let (head, normed) = (self.of(run.len()), inputs.normed.rows(run.clone()));
             let targets = batch.targets.slice(run.clone());
-            head.project(dev, normed, inputs.table);
+            head.project(dev, shape, inputs.of(run.clone()));
             head.forward(dev, shape, targets, run.start, loss);
             head.backward(dev, shape, targets, scale);
             let d_logits = head.logits;
@@ -134,10 +150,12 @@ impl Head {
     /// Replaces the logits by their gradient.
     fn backward(&self, dev: &Device, shape: &DecoderShape, targets: Tensor, scale: Tensor) {
         let Self { logits, max, sums, .. } = *self;
-        let (shard, factor) = (shape.vocab_shard(dev), 1.0 / shape.tokens() as f32);
+        let (shard, cap) = (shape.vocab_shard(dev), shape.logit_cap());
+        // The logits' scale is 1 or a power of two in most models: the factor is then exact.
+        let factor = shape.architecture.logit_scale as f32 / shape.tokens() as f32;
         dev.submit(
             Compute,
-            Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor },
+            Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor, cap },
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The MLP: a column-parallel linear, GELU or a gate (SwiGLU), a row-parallel linear.
+//! The MLP: a column-parallel linear, GELU or a gate (SwiGLU, GEGLU), a row-parallel linear.
 
 use crate::branch::{Branch, Scratch};
 use crate::linear::{Fp8Linear, Linear};
@@ -10,8 +10,8 @@ use device::{Arena, Device, Epilogue, Lane::Compute, Op, Plan, Tensor};
 /// Activations of the forward pass, for the backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MlpActivations {
-    pre: Tensor, // (B T, F/t) before GELU; with a gate (B T, 2F/t): gate, then up
-    act: Tensor, // (B T, F/t)
+    pre: Tensor,            // (B T, F/t) before GELU; with a gate (B T, 2F/t): gate, then up
+    pub(crate) act: Tensor, // (B T, F/t)
     fc: Option<Fp8Linear>,
     proj: Option<Fp8Linear>,
 }
@@ -37,7 +37,7 @@ impl MlpActivations {
             .map(|linear| scratch.fp8.map(|fp8| fp8.linear(plan, &format!("{name}.{linear}"))));
         let mut own =
             |what, width| plan.tensor(at, format!("{name}.{what}"), shape.dtype, (tokens, width));
-        let pre = if shape.architecture.swiglu { "gate_up" } else { "pre_gelu" };
+        let pre = if shape.architecture.gate.is_some() { "gate_up" } else { "pre_gelu" };
         let pre = own(pre, shape.inner_width());
         let act = match scratch.recomputed {
             Some(recomputed) => recomputed.act,
@@ -57,7 +57,7 @@ impl Mlp {
     /// so that one matmul computes both.
     pub(crate) fn declare(params: &mut ParamDeclarations, shape: &DecoderShape) {
         let (c, f, zero) = (shape.hidden, shape.ffn_hidden, Init::Constant(0.0));
-        if shape.architecture.swiglu {
+        if shape.architecture.gate.is_some() {
             params.add("mlp.gate.weight", (f, c), Split::Rows, shape.weight_init());
             params.add("mlp.up.weight", (f, c), Split::Rows, shape.weight_init());
             params.add("mlp.proj.weight", (c, f), Split::Columns, shape.residual_init());
@@ -71,7 +71,7 @@ impl Mlp {
 
     pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
         let proj_weight = flat.get("mlp.proj", "weight");
-        if shape.architecture.swiglu {
+        if shape.architecture.gate.is_some() {
             let fc_weight = flat.joined(&["mlp.gate", "mlp.up"], "weight");
             return Self { fc_weight, fc_bias: None, proj_weight, proj_bias: None };
         }
@@ -92,12 +92,12 @@ impl Mlp {
         saved: MlpActivations,
     ) {
         let MlpActivations { pre: x, act: y, .. } = saved;
-        let (fc, swiglu) = (self.fc(saved), shape.architecture.swiglu);
-        let epilogue = if swiglu { Epilogue::None } else { Epilogue::Gelu { y } };
+        let (fc, gate) = (self.fc(saved), shape.architecture.gate);
+        let epilogue = if gate.is_some() { Epilogue::None } else { Epilogue::Gelu { y } };
         fc.observe(dev, normed);
         fc.forward(dev, normed, x, epilogue, self.fc_bias);
-        if swiglu {
-            dev.submit(Compute, Op::SwiGlu { x, y });
+        if let Some(gate) = gate {
+            dev.submit(Compute, Op::SwiGlu { x, y, gate });
         }
         self.proj(saved).observe(dev, y);
     }
@@ -130,13 +130,15 @@ impl Mlp {
         let (x, fc, proj) = (saved.pre, self.fc(saved), self.proj(saved));
         if shape.recompute == Recompute::Selective {
             let y = saved.act;
-            let act =
-                if shape.architecture.swiglu { Op::SwiGlu { x, y } } else { Op::Gelu { x, y } };
+            let act = match shape.architecture.gate {
+                Some(gate) => Op::SwiGlu { x, y, gate },
+                None => Op::Gelu { x, y },
+            };
             dev.submit(Compute, act);
         }
-        let d_pre = if shape.architecture.swiglu {
+        let d_pre = if let Some(gate) = shape.architecture.gate {
             proj.input_gradient(dev, d_sum, d, Epilogue::None);
-            dev.submit(Compute, Op::SwiGluBackward { x, d });
+            dev.submit(Compute, Op::SwiGluBackward { x, d, gate });
             x
         } else {
             proj.input_gradient(dev, d_sum, d, Epilogue::GeluBackward { x });

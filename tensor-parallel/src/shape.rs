@@ -3,7 +3,7 @@
 use crate::params::Init;
 use crate::region::Region;
 use crate::rotary::Rope;
-use device::{Device, Dropout, Dtype, Heads, Tensor, VocabShard, random};
+use device::{Device, Dropout, Dtype, Gate, Heads, Scores, Tensor, VocabShard, random};
 
 /// The activations that a block recomputes in the backward pass instead of keeping them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,13 +32,39 @@ pub enum CheckpointHome {
     None,
 }
 
-/// How the model uses a token's position.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Positions {
-    /// A learned row per position is added to the embedding.
-    Learned,
-    /// Queries and keys are rotated by their position.
-    Rotary(Rope),
+/// Places of the norms of a block's branches. A branch f is attention or the MLP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NormPlace {
+    /// x + f(norm(x)).
+    Before,
+    /// x + norm(f(norm(x))) (Gemma 2 and 3).
+    Around,
+    /// x + norm(f(x)) (OLMo 2 and 3).
+    After,
+}
+
+/// The elements that a norm of queries and keys joins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QkNorm {
+    /// The elements of one head; all heads share a gain (Qwen3).
+    Heads,
+    /// The elements of all heads of all ranks; each has a gain of its own (OLMo 2).
+    Width,
+}
+
+/// A kind of layers: layers of one kind differ only in their parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerKind {
+    /// W: number of keys that a query sees, its own key among them. `None`: all keys of its
+    /// document up to its own.
+    pub window: Option<usize>,
+    /// Rotation of queries and keys by their positions. `None`: they are not rotated.
+    pub rope: Option<Rope>,
+}
+
+impl LayerKind {
+    /// Full attention without rotation.
+    pub const PLAIN: Self = Self { window: None, rope: None };
 }
 
 /// The choice of a decoder's parts, for example GPT-2 or Llama.
@@ -48,18 +74,34 @@ pub struct Architecture {
     pub rms_norm: bool,
     /// Epsilon of every norm, added to the variance or to the mean square.
     pub norm_epsilon: f64,
-    /// How the model uses a token's position.
-    pub positions: Positions,
+    /// Number that norms add to each gain: 1 for Gemma, whose gains start at 0.
+    pub norm_offset: f64,
+    /// Places of the norms of a block's branches.
+    pub norm_place: NormPlace,
+    /// Whether a learned row for each position is added to the embedding.
+    pub learned_positions: bool,
     /// Whether q, k and v are one tensor in checkpoints, with the same number of heads each.
     pub joined_qkv: bool,
     /// Whether the projections to q, k and v have biases.
     pub qkv_bias: bool,
     /// Whether the projection back from the heads has a bias.
     pub proj_bias: bool,
-    /// Whether each head of q and k is normed before its rotation.
-    pub qk_norm: bool,
-    /// Whether the MLP is SwiGLU without biases; otherwise GELU with biases.
-    pub swiglu: bool,
+    /// Norm of q and k before their rotation.
+    pub qk_norm: Option<QkNorm>,
+    /// Activation of the gate of an MLP without biases. `None`: an MLP with GELU and biases.
+    pub gate: Option<Gate>,
+    /// Factor of q k'. `None`: 1 / sqrt(D).
+    pub attention_scale: Option<f64>,
+    /// c: attention scores s become c tanh(s / c).
+    pub score_cap: Option<f64>,
+    /// c: logits z become c tanh(z / c).
+    pub logit_cap: Option<f64>,
+    /// Factor of the embedding's rows.
+    pub embedding_scale: f64,
+    /// Factor of what a branch adds to the residual stream.
+    pub residual_scale: f64,
+    /// Factor of the logits, before their cap.
+    pub logit_scale: f64,
     /// Whether the output projection is the token table.
     pub tied: bool,
     /// Whether initial weights of layers that add to the residual stream are divided by the square
@@ -72,15 +114,33 @@ impl Architecture {
     pub const GPT2: Self = Self {
         rms_norm: false,
         norm_epsilon: 1e-5,
-        positions: Positions::Learned,
+        norm_offset: 0.0,
+        norm_place: NormPlace::Before,
+        learned_positions: true,
         joined_qkv: true,
         qkv_bias: true,
         proj_bias: true,
-        qk_norm: false,
-        swiglu: false,
+        qk_norm: None,
+        gate: None,
+        attention_scale: None,
+        score_cap: None,
+        logit_cap: None,
+        embedding_scale: 1.0,
+        residual_scale: 1.0,
+        logit_scale: 1.0,
         tied: true,
         scaled_residuals: true,
     };
+
+    /// Whether branches have a norm at their start.
+    pub(crate) fn norms_inputs(&self) -> bool {
+        self.norm_place != NormPlace::After
+    }
+
+    /// Whether branches have a norm at their end.
+    pub(crate) fn norms_outputs(&self) -> bool {
+        self.norm_place != NormPlace::Before
+    }
 }
 
 /// All settings that determine tensor shapes.
@@ -90,6 +150,10 @@ pub struct DecoderShape {
     pub architecture: Architecture,
     /// L: number of blocks.
     pub layers: usize,
+    /// The different kinds of layers.
+    pub kinds: Vec<LayerKind>,
+    /// For each layer, the index of its kind in `kinds`.
+    pub layer_kinds: Vec<usize>,
     /// C: hidden channels.
     pub hidden: usize,
     /// H: heads of all ranks; a multiple of `tp_size` and of `kv_heads`.
@@ -174,6 +238,26 @@ impl DecoderShape {
         if self.ring.buffers > 0 { self.checkpoint_slots } else { 1 }
     }
 
+    /// The kind of block `layer`.
+    pub fn kind(&self, layer: usize) -> &LayerKind {
+        &self.kinds[self.layer_kinds[layer]]
+    }
+
+    /// How attention of block `layer` weighs keys. A window that holds all samples is no window.
+    pub(crate) fn scores(&self, layer: usize) -> Scores {
+        let (parts, plain) = (&self.architecture, Scores::of(self.head_dim));
+        Scores {
+            scale: parts.attention_scale.map_or(plain.scale, |scale| scale as f32),
+            cap: parts.score_cap.map(|cap| cap as f32),
+            window: self.kind(layer).window.filter(|window| *window < self.seq_len),
+        }
+    }
+
+    /// c: logits z become c tanh(z / c).
+    pub(crate) fn logit_cap(&self) -> Option<f32> {
+        self.architecture.logit_cap.map(|cap| cap as f32)
+    }
+
     /// Initial values of most weights.
     pub(crate) const fn weight_init(&self) -> Init {
         Init::Normal(self.init_std)
@@ -210,12 +294,16 @@ impl DecoderShape {
     /// Columns of a rank's first matmul of the MLP: F/t, or 2 F/t with a gate.
     pub(crate) const fn inner_width(&self) -> usize {
         let one = self.ffn_hidden / self.tp_size;
-        if self.architecture.swiglu { 2 * one } else { one }
+        if self.architecture.gate.is_some() { 2 * one } else { one }
     }
 
     /// Name of the MLP's activation.
     pub(crate) const fn activation(&self) -> &'static str {
-        if self.architecture.swiglu { "swiglu" } else { "gelu" }
+        match self.architecture.gate {
+            Some(Gate::Silu) => "swiglu",
+            Some(Gate::Gelu) => "geglu",
+            None => "gelu",
+        }
     }
 
     /// Columns of the widest tensor with row sums. Computed for `tp_size` 1, so it does not depend
@@ -241,13 +329,16 @@ impl DecoderShape {
     }
 
     /// FLOPs per token, forward and backward, without recomputation: 6 per parameter of the
-    /// linears, plus attention's causal matmuls.
-    pub const fn model_flops_per_token(&self) -> f64 {
+    /// linears, plus attention's causal matmuls over the keys of each layer's window.
+    pub fn model_flops_per_token(&self) -> f64 {
         let (c, d, l) = (self.hidden as f64, self.head_dim as f64, self.layers as f64);
         let (q, kv) = (self.heads as f64 * d, self.kv_heads as f64 * d);
-        let inner = self.ffn_hidden as f64 * if self.architecture.swiglu { 3.0 } else { 2.0 };
+        let gated = self.architecture.gate.is_some();
+        let inner = self.ffn_hidden as f64 * if gated { 3.0 } else { 2.0 };
         let linears = l * c * (2.0 * q + 2.0 * kv + inner) + self.vocab as f64 * c;
-        6.0 * linears + 6.0 * l * self.seq_len as f64 * q
+        // Twice the mean number of keys of a query: T without a window.
+        let keys = |layer| 2.0 * self.scores(layer).pairs(self.seq_len) / self.seq_len as f64;
+        6.0 * linears + 6.0 * (0..self.layers).map(keys).sum::<f64>() * q
     }
 
     pub(crate) const fn region(&self) -> Region {

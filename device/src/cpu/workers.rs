@@ -29,7 +29,8 @@ pub struct ScratchFloats {
 
 impl ScratchFloats {
     /// Scratch for samples of `seq_len` tokens, heads of `head_dim`, rows of `hidden` elements, and
-    /// sums over rows of at most `widest` elements.
+    /// sums over rows of at most `widest` elements; a norm over the width of q and k sums over rows
+    /// of (H + K) D.
     pub fn new(seq_len: usize, head_dim: usize, hidden: usize, widest: usize) -> Self {
         let each = attention_floats(seq_len, head_dim).max(norm_floats(hidden));
         let each = each.max(rotary_floats(head_dim));

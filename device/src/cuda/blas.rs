@@ -146,11 +146,7 @@ impl MatmulForms {
 
     /// The forms of `gemm`, for which the library chooses for `processors` multiprocessors, or for
     /// all.
-    pub(super) fn of(
-        gemm: &Gemm,
-        at: &dyn Fn(Tensor) -> u64,
-        processors: Option<u32>,
-    ) -> Self {
+    pub(super) fn of(gemm: &Gemm, at: &dyn Fn(Tensor) -> u64, processors: Option<u32>) -> Self {
         // The library stores matrices by columns, so it computes the transposed matmul: c' = b' a'.
         let bias = gemm.bias.filter(|_| gemm.takes_bias());
         let plain = Addresses {

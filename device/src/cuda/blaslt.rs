@@ -1,6 +1,9 @@
 //! cuBLASLt as one safe type: a matmul with its algorithm, and the call that enqueues it.
 #![expect(unsafe_code, reason = "cuBLASLt's C interface")]
 
+mod shape;
+
+pub(super) use self::shape::{Addresses, MatmulShape, Operand, Step};
 use super::driver::Stream;
 use super::libraries::{LibraryFile, LoadedLibrary, library_functions, load};
 use crate::Dtype;
@@ -134,96 +137,6 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let _ = call!(cublasLtDestroy(self.0));
     }
-}
-
-/// A stored matrix of a matmul in the library's order, columns first. A row-major (rows, cols)
-/// matrix is a columns-first (cols, rows) matrix.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Operand {
-    pub(super) dtype: Dtype,
-    pub(super) rows: usize,
-    pub(super) cols: usize,
-    pub(super) transposed: bool,
-    /// The largest power of two up to 256 that divides its address.
-    pub(super) align: u32,
-}
-
-/// A step of the library after a matmul. Its auxiliary matrix stores the columns of d without gaps.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Step {
-    None,
-    /// Stores d in the auxiliary matrix, then d = gelu(d).
-    Gelu,
-    /// d = d gelu'(auxiliary matrix).
-    GeluBackward,
-    /// Writes the sums of b's columns to the address of the bias.
-    SumsOfB,
-}
-
-impl Step {
-    /// Whether the step has an auxiliary matrix. Only then may the library get its address.
-    pub(super) const fn has_aux(self) -> bool {
-        matches!(self, Self::Gelu | Self::GeluBackward)
-    }
-}
-
-/// The properties of a matmul that decide the best algorithm: d = a b (+ bias of d's rows), then
-/// the step. fp8 operands have scales.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct MatmulShape {
-    pub(super) a: Operand,
-    pub(super) b: Operand,
-    pub(super) d: Operand,
-    pub(super) bias: Option<Dtype>,
-    pub(super) step: Step,
-    /// Number of multiprocessors for which the library chooses; `None`: all.
-    pub(super) processors: Option<u32>,
-}
-
-impl MatmulShape {
-    /// Whether its operands have scales.
-    pub(super) const fn is_fp8(&self) -> bool {
-        self.a.dtype.is_fp8()
-    }
-}
-
-impl fmt::Display for Operand {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { dtype, rows, cols, transposed, align } = self;
-        let turned = if *transposed { "t" } else { "" };
-        write!(f, "{dtype:?} {rows}x{cols}{turned} {align}")
-    }
-}
-
-/// Types, rows x columns (`t`: transposed) and alignments of a, b and d, then bias and step. Stored
-/// choices have this text: if it changes, runs choose anew.
-impl fmt::Display for MatmulShape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { a, b, d, bias, step, processors } = self;
-        write!(f, "{a}, {b}, {d}")?;
-        if let Some(bias) = bias {
-            write!(f, ", bias {bias:?}")?;
-        }
-        if *step != Step::None {
-            write!(f, ", {step:?}")?;
-        }
-        processors.map_or(Ok(()), |number| write!(f, ", {number} multiprocessors"))
-    }
-}
-
-/// Addresses of a matmul's operands.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Addresses {
-    pub(super) a: u64,
-    pub(super) b: u64,
-    pub(super) d: u64,
-    pub(super) bias: Option<u64>,
-    /// Scales of a and b, (1) F32 each on the device.
-    pub(super) scales: Option<[u64; 2]>,
-    /// The auxiliary matrix of the step, of d's type.
-    pub(super) aux: Option<u64>,
-    /// Whether the result is added to the old values at `d`.
-    pub(super) add: bool,
 }
 
 struct Layout(sys::cublasLtMatrixLayout_t);

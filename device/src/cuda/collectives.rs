@@ -10,7 +10,7 @@
 use super::driver::{Context, DeviceMemory, Event, Failure, Stream};
 use super::launch::DeviceElements;
 use super::memory::{Peer, Peers};
-use super::nccl::{self, NcclCommunicator};
+use super::nccl::{self, Member, NcclCommunicator};
 use super::watchdog::{Watchdog, abort_all};
 use super::{Gpu, launch};
 use crate::op::{CollectiveKind, CollectiveOp};
@@ -59,7 +59,7 @@ pub(super) fn connect(
             return Ok(None);
         }
         let id = meet_for_id(rank, world, peers, group)?.map_err(failed)?;
-        let made = communicator(rank, world, gpu, id, (me, size), ctas[group as usize]);
+        let made = communicator(rank, world, gpu, id, Member { me, size }, ctas[group as usize]);
         let gone = || given_up(rank, world);
         made.map_err(failed)?.map(|made| Some(Arc::new(made))).ok_or_else(gone)
     };
@@ -160,22 +160,22 @@ fn await_all(
     Ok(true)
 }
 
-/// Creates the communicator of a member of a group (`place`: its number, and the group's size) in a
-/// separate thread. The library blocks until all ranks have called it,
-/// even after a failure, so the thread may stay blocked. `None` if another rank has failed.
+/// Creates the communicator of a member of a group in a separate thread. The library blocks until
+/// all ranks have called it, even after a failure, so the thread may stay blocked. `None` if another
+/// rank has failed.
 fn communicator(
     rank: Rank,
     world: &Communicator,
     gpu: usize,
     id: nccl::Id,
-    place: (usize, usize),
+    member: Member,
     ctas: u32,
 ) -> Result<Option<NcclCommunicator>, String> {
     let (sender, made) = std::sync::mpsc::channel();
     let make = move || {
         let bound = Context::of(gpu).and_then(|context| context.bind());
         let made =
-            bound.map_err(|e| e.to_string()).and_then(|()| NcclCommunicator::new(id, place, ctas));
+            bound.map_err(|e| e.to_string()).and_then(|()| NcclCommunicator::new(id, member, ctas));
         let _ = sender.send(made);
     };
     let thread = std::thread::Builder::new().name(format!("connect {}", rank.index()));

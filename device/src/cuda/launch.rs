@@ -1,7 +1,7 @@
 //! The kernels of an [`Op`]: names, grids and arguments, as data. This file calls no CUDA function,
 //! so tests run the same launches on an emulator. Each kernel computes the same as [`crate::cpu`].
 
-use crate::op::{Dropout, Family, HeadNorm, Heads, Op, Reduction, VocabShard};
+use crate::op::{Dropout, Family, HeadNorm, Heads, Op, Reduction, Scores, VocabShard};
 use crate::random::keep_threshold;
 use crate::{Dtype, KernelArg, Tensor};
 
@@ -243,6 +243,12 @@ fn values(tensors: &[Tensor]) -> Result<u64, String> {
     }
 }
 
+/// The number that a kernel adds to the gains of a norm: -0 for an offset of 0, since x + -0 has the
+/// bits of x.
+const fn added(offset: f32) -> f32 {
+    if offset == 0.0 { -0.0 } else { offset }
+}
+
 fn is(t: Tensor, dtype: Dtype) -> Result<(), String> {
     if t.dtype() == dtype {
         Ok(())
@@ -261,6 +267,7 @@ pub const fn scratch_bytes(op: &Op) -> u64 {
         Op::AttentionBackward { lse, .. } => lse.bytes(),
         Op::RmsNormBackward { x, .. } => norm_scratch_bytes(x.shape(), 1),
         Op::LayerNormBackward { x, .. } => norm_scratch_bytes(x.shape(), 2),
+        Op::WidthNormBackward { raw, .. } => norm_scratch_bytes(raw.shape(), 1),
         Op::RotaryBackward { d_qkv, heads, norm: Some(_), .. } => {
             rotary_scratch_bytes(heads.dim(d_qkv.shape().1))
         }

@@ -202,11 +202,19 @@ pub(super) struct NcclCommunicator {
     pub(super) size: usize,
 }
 
+/// A member of a group of ranks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    /// Number of the member in its group.
+    pub(super) me: usize,
+    /// Number of members.
+    pub(super) size: usize,
+}
+
 impl NcclCommunicator {
-    /// Creates a communicator of member `me` of a group of `size`, with at most `ctas` blocks on the
-    /// GPU (0: no bound). Blocks until all ranks of the group have called it. A library before 2.17
-    /// knows no bound.
-    pub(super) fn new(id: Id, (me, size): (usize, usize), ctas: u32) -> Result<Self, String> {
+    /// Creates the communicator of a member, with at most `ctas` blocks on the GPU (0: no bound).
+    /// Blocks until all ranks of the group have called it. A library before 2.17 knows no bound.
+    pub(super) fn new(id: Id, Member { me, size }: Member, ctas: u32) -> Result<Self, String> {
         let mut raw: ncclComm_t = std::ptr::null_mut();
         let (ranks, rank) = (size as c_int, me as c_int);
         let is_bounded = ctas > 0 && version()? >= BOUNDED_SINCE;

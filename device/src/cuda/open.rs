@@ -140,7 +140,7 @@ impl GpuOpener<'_> {
         let marks = Marks::new().map_err(made).map_err(short)?;
         let paces = (0..STREAMS).map(|_| Pace::new()).collect::<Result<_, _>>();
         let paces = paces.map_err(made).map_err(short)?;
-        let communicators = self.communicators((&context, sm), &own, count).map_err(short)?;
+        let communicators = self.communicators(&context, sm, &own, count).map_err(short)?;
         let streams = streams(&context, own, &communicators, self.rank).map_err(made)?;
         let own = &streams[STREAMS];
         let device = self.device_memory(&context, arrangement.bytes, own)?;
@@ -285,7 +285,8 @@ impl GpuOpener<'_> {
     /// NCCL's communicators, connected and warm, if NCCL is used.
     fn communicators(
         &self,
-        (context, sm): (&Arc<Context>, u32),
+        context: &Arc<Context>,
+        sm: u32,
         stream: &Stream,
         gpus: usize,
     ) -> Result<Option<NcclCommunicators>, Error> {

@@ -16,7 +16,8 @@ pub const fn gains_scratch(dim: usize) -> u64 {
     launch::rotary_scratch_bytes(dim)
 }
 
-/// Bytes of scratch for the gradients of a norm's gain and bias. `shape`: (rows, columns).
+/// Bytes of scratch for the gradients of a norm's gain and bias. `shape`: (rows, columns); of a norm
+/// over the width of q and k (B T, (H + K) D).
 pub const fn norm_scratch(shape: (usize, usize), has_bias: bool) -> u64 {
     launch::norm_scratch_bytes(shape, if has_bias { 2 } else { 1 })
 }

@@ -1,6 +1,6 @@
 //! The ranges that an op reads and writes.
 
-use crate::{Epilogue, HeadNorm, Op, Tensor};
+use crate::{Epilogue, HeadNorm, Op, Tensor, WidthNorm};
 
 /// How an op accesses a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,7 +61,7 @@ impl Op {
             Self::RmsNorm { x, gain, y, stats, .. } => {
                 all(&[(Read, x), (Read, gain), (Write, y), (Write, stats)]);
             }
-            Self::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain } => {
+            Self::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain, .. } => {
                 all(&[(Read, x), (Read, gain), (Read, stats), (Read, d_y)]);
                 all(&[(if add { Update } else { Write }, d_x), (Write, d_gain)]);
             }
@@ -83,8 +83,21 @@ impl Op {
                     all(&[(Write, grads.q_gain), (Write, grads.k_gain)]);
                 }
             }
-            Self::SwiGlu { x, y } => all(&[(Read, x), (Write, y)]),
-            Self::SwiGluBackward { x, d } => all(&[(Update, x), (Read, d)]),
+            Self::WidthNormSums { qkv, raw, sums, .. } => {
+                all(&[(Read, qkv), (Write, raw), (Write, sums)]);
+            }
+            Self::WidthNorm { qkv, raw, norm: WidthNorm { gain, sums, .. } } => {
+                all(&[(Update, qkv), (Read, raw), (Read, gain), (Read, sums)]);
+            }
+            Self::WidthNormBackwardSums { d_qkv, raw, norm: WidthNorm { gain, .. }, dots } => {
+                all(&[(Read, d_qkv), (Read, raw), (Read, gain), (Write, dots)]);
+            }
+            Self::WidthNormBackward { d_qkv, raw, norm, dots, d_gain } => {
+                all(&[(Update, d_qkv), (Read, raw), (Read, norm.gain), (Read, norm.sums)]);
+                all(&[(Read, dots), (Write, d_gain)]);
+            }
+            Self::SwiGlu { x, y, .. } => all(&[(Read, x), (Write, y)]),
+            Self::SwiGluBackward { x, d, .. } => all(&[(Update, x), (Read, d)]),
             Self::Gelu { x, y } | Self::ColumnSum { x, y } | Self::Cast { x, y } => {
                 all(&[(Read, x), (Write, y)]);
             }
@@ -103,6 +116,7 @@ impl Op {
             }
             Self::Dropout { x, y, .. } if x == y => all(&[(Update, x)]),
             Self::Dropout { x, y, .. } | Self::RowMax { x, y, .. } => all(&[(Read, x), (Write, y)]),
+            Self::CapLogits { logits, .. } => all(&[(Update, logits)]),
             Self::CrossEntropyStats { logits, max, targets, sums, .. } => {
                 all(&[(Read, logits), (Read, max), (Read, targets), (Write, sums)]);
             }

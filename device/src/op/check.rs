@@ -1,7 +1,7 @@
 //! Checks an op independently of other ops: its lane, shapes and types.
 
 use crate::op::{MAXIMA, Product};
-use crate::{Arena, Dtype, HeadNorm, Heads, Lane, Op, Tensor};
+use crate::{Arena, Dtype, HeadNorm, Heads, Lane, Op, Scores, Tensor, WidthNorm};
 
 impl Op {
     /// The lanes that accept this op.
@@ -125,22 +125,39 @@ impl Op {
                     ])
                 }),
             ]),
-            Self::SwiGlu { x, y: d } | Self::SwiGluBackward { x, d } => {
+            Self::WidthNormSums { qkv, raw, heads, sums } => check_width(qkv, raw, heads, sums),
+            Self::WidthNorm { qkv, raw, norm } => check_width_norm(qkv, raw, norm, norm.sums),
+            Self::WidthNormBackwardSums { d_qkv, raw, norm, dots } => {
+                check_width_norm(d_qkv, raw, norm, dots)
+            }
+            Self::WidthNormBackward { d_qkv, raw, norm, dots, d_gain } => all_of(&[
+                check_width_norm(d_qkv, raw, norm, dots),
+                same(d_gain.len(), norm.gain.len()),
+            ]),
+            Self::SwiGlu { x, y: d, .. } | Self::SwiGluBackward { x, d, .. } => {
                 all_of(&[same(x.shape().0, d.shape().0), same(x.shape().1, 2 * d.shape().1)])
             }
             Self::ColumnSum { x, y } => same(x.shape().1, y.len()),
-            Self::Attention { qkv, out, lse, heads, starts, .. } => {
-                all_of(&[check_attention(qkv, out, lse, heads), check_starts(starts, qkv)])
+            Self::Attention { qkv, out, lse, heads, starts, scores, .. } => all_of(&[
+                check_attention(qkv, out, lse, heads),
+                check_starts(starts, qkv),
+                check_scores(scores),
+            ]),
+            Self::CachedAttention { scores: Scores { window: Some(window), .. }, .. } => {
+                Err(format!("a window of {window} keys; `cache` is the rows of the window alone"))
             }
-            Self::CachedAttention { q, cache, out, heads } => check_cached(q, cache, out, heads),
-            Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, .. } => {
-                all_of(&[
-                    check_starts(starts, qkv),
-                    check_attention(qkv, out, lse, heads),
-                    same(out.len(), d_out.len()),
-                    same(qkv.len(), d_qkv.len()),
-                ])
+            Self::CachedAttention { q, cache, out, heads, scores } => {
+                all_of(&[check_cached(q, cache, out, heads), check_scores(scores)])
             }
+            Self::AttentionBackward {
+                qkv, out, lse, d_out, d_qkv, heads, starts, scores, ..
+            } => all_of(&[
+                check_starts(starts, qkv),
+                check_attention(qkv, out, lse, heads),
+                check_scores(scores),
+                same(out.len(), d_out.len()),
+                same(qkv.len(), d_qkv.len()),
+            ]),
             Self::BiasDropoutAdd { x, bias, residual, y, .. } => all_of(&[
                 same(x.len(), residual.len()),
                 same(x.len(), y.len()),
@@ -150,6 +167,9 @@ impl Op {
                 same(x.len(), y.len())
             }
             Self::GeluBackward { x, d: y } | Self::Add { x, into: y } => same(x.len(), y.len()),
+            Self::CapLogits { scale, cap, .. } => {
+                all_of(&[positive("scale", scale), positive("cap", cap.unwrap_or(1.0))])
+            }
             Self::RowMax { x, y, shard } => {
                 all_of(&[same(x.shape().0, y.len()), at_most(shard.valid, x.shape().1)])
             }
@@ -162,15 +182,16 @@ impl Op {
             Self::CrossEntropyLoss { sums, targets, loss } => {
                 all_of(&[same(sums.len(), 2 * targets.len()), same(loss.len(), 1)])
             }
-            Self::CrossEntropyBackward { logits, max, sums, targets, scale, shard, .. } => {
-                all_of(&[
-                    same(max.len(), logits.shape().0),
-                    same(sums.len(), 2 * max.len()),
-                    same(targets.len(), max.len()),
-                    same(scale.len(), 1),
-                    at_most(shard.valid, logits.shape().1),
-                ])
-            }
+            Self::CrossEntropyBackward {
+                logits, max, sums, targets, scale, shard, cap, ..
+            } => all_of(&[
+                positive("cap", cap.unwrap_or(1.0)),
+                same(max.len(), logits.shape().0),
+                same(sums.len(), 2 * max.len()),
+                same(targets.len(), max.len()),
+                same(scale.len(), 1),
+                at_most(shard.valid, logits.shape().1),
+            ]),
             Self::ChunkSquares { x, partials, chunk, .. } => {
                 same(partials.len(), x.len().div_ceil(chunk.max(1)))
             }
@@ -248,6 +269,23 @@ fn check_attention(qkv: Tensor, out: Tensor, lse: Tensor, heads: Heads) -> Resul
     ])
 }
 
+fn check_scores(scores: Scores) -> Result<(), String> {
+    let Scores { scale, cap, window } = scores;
+    if window == Some(0) {
+        return Err("a window without keys; a query sees at least its own".into());
+    }
+    all_of(&[positive("scale", scale), positive("cap", cap.unwrap_or(1.0))])
+}
+
+/// Checks a number by which kernels divide, or that keeps an order.
+fn positive(name: &str, number: f32) -> Result<(), String> {
+    if number.is_finite() && number > 0.0 {
+        Ok(())
+    } else {
+        Err(format!("a {name} of {number}, which is no positive number"))
+    }
+}
+
 fn check_cached(q: Tensor, cache: Tensor, out: Tensor, heads: Heads) -> Result<(), String> {
     check_heads(heads)?;
     if cache.shape().0 == 0 {
@@ -276,11 +314,15 @@ fn check_rotary(
 ) -> Result<(), String> {
     check_heads(heads)?;
     let ((rows, columns), dim) = (qkv.shape(), heads.dim(qkv.shape().1));
+    let turned = heads.turned(table);
+    if turned == 0 || turned > dim || !turned.is_multiple_of(2) {
+        return Err(format!("{turned} angles, cosines and sines, for heads of {dim} elements"));
+    }
     all_of(&[
         same(columns, dim * (heads.count + 2 * heads.kv_count)),
         same(dim % 2, 0),
         same(rows % heads.seq_len, 0),
-        same(table.len(), heads.seq_len * dim),
+        same(table.len(), heads.seq_len * turned),
         norm.map_or(Ok(()), |norm| {
             all_of(&[
                 same(norm.q_gain.len(), dim),
@@ -288,6 +330,36 @@ fn check_rotary(
                 same(norm.raw.len(), rows * dim * (heads.count + heads.kv_count)),
             ])
         }),
+    ])
+}
+
+/// Checks a norm over the width of q and k. `pairs` has two numbers for each row.
+fn check_width(qkv: Tensor, raw: Tensor, heads: Heads, pairs: Tensor) -> Result<(), String> {
+    check_heads(heads)?;
+    let ((rows, columns), dim) = (qkv.shape(), heads.dim(qkv.shape().1));
+    let normed = (rows, dim * (heads.count + heads.kv_count));
+    if raw.shape() != normed {
+        return Err(format!("q and k of {:?} where {normed:?} belong", raw.shape()));
+    }
+    all_of(&[
+        same(columns, dim * (heads.count + 2 * heads.kv_count)),
+        one_of(pairs, Dtype::F32, 2 * rows),
+    ])
+}
+
+fn check_width_norm(
+    qkv: Tensor,
+    raw: Tensor,
+    norm: WidthNorm,
+    pairs: Tensor,
+) -> Result<(), String> {
+    let WidthNorm { heads, gain, sums, widths, .. } = norm;
+    all_of(&[
+        check_width(qkv, raw, heads, pairs),
+        same(gain.len(), raw.shape().1),
+        one_of(sums, Dtype::F32, 2 * raw.shape().0),
+        positive("width of q", widths[0]),
+        positive("width of k", widths[1]),
     ])
 }
 
@@ -309,4 +381,81 @@ fn at_most(x: usize, y: usize) -> Result<(), String> {
 
 fn all_of(checks: &[Result<(), String>]) -> Result<(), String> {
     checks.iter().find(|c| c.is_err()).cloned().unwrap_or(Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dropout, Plan};
+
+    fn tensor(dtype: Dtype, shape: (usize, usize)) -> Tensor {
+        Plan::default().tensor((Arena::Device, "test"), "t", dtype, shape)
+    }
+
+    /// 2 heads of queries and 1 of keys and values, with 8 elements each, in samples of 6 tokens.
+    const HEADS: Heads = Heads { count: 2, kv_count: 1, first: 0, total: 2, seq_len: 6 };
+
+    fn says(op: &Op, part: &str) {
+        let error = op.check(Lane::Compute).expect_err("the op does not fit");
+        assert!(error.contains(part), "{error}");
+    }
+
+    #[test]
+    fn scores_without_an_order_or_without_a_key_are_refused() {
+        let (qkv, out) = (tensor(Dtype::Bf16, (12, 32)), tensor(Dtype::Bf16, (12, 16)));
+        let (lse, heads) = (tensor(Dtype::F32, (4, 6)), HEADS);
+        let (starts, dropout) = (None, Dropout::NONE);
+        let of = |scores| Op::Attention { qkv, out, lse, heads, starts, dropout, scores };
+        let usual = Scores::of(8);
+        for window in [None, Some(1), Some(100)] {
+            let scores = Scores { scale: 0.3, cap: Some(50.0), window };
+            assert_eq!(of(scores).check(Lane::Compute), Ok(()));
+        }
+        says(&of(Scores { window: Some(0), ..usual }), "at least its own");
+        for number in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            says(&of(Scores { scale: number, ..usual }), "scale");
+            says(&of(Scores { cap: Some(number), ..usual }), "cap");
+        }
+        let (q, out) = (tensor(Dtype::Bf16, (1, 16)), tensor(Dtype::Bf16, (1, 16)));
+        let cache = tensor(Dtype::Bf16, (9, 16));
+        let of = |scores| Op::CachedAttention { q, cache, out, heads, scores };
+        assert_eq!(of(usual).check(Lane::Compute), Ok(()));
+        says(&of(Scores { window: Some(4), ..usual }), "rows of the window alone");
+    }
+
+    #[test]
+    fn a_table_turns_an_even_number_of_elements_of_a_head() {
+        let qkv = tensor(Dtype::Bf16, (12, 32));
+        let of = |shape| {
+            let table = tensor(Dtype::F32, shape);
+            Op::Rotary { qkv, table, heads: HEADS, starts: None, norm: None }
+        };
+        for turned in [2, 4, 8] {
+            assert_eq!(of((6, turned)).check(Lane::Compute), Ok(()));
+        }
+        for turned in [0, 3, 10] {
+            says(&of((6, turned)), "for heads of 8 elements");
+        }
+        says(&of((1, 25)), "sizes differ");
+    }
+
+    #[test]
+    fn caps_and_widths_of_norms_are_positive_and_shapes_fit() {
+        let logits = tensor(Dtype::Bf16, (3, 50));
+        let of = |scale, cap| Op::CapLogits { logits, scale, cap };
+        assert_eq!(of(0.1, Some(30.0)).check(Lane::Compute), Ok(()));
+        says(&of(0.0, None), "scale");
+        says(&of(1.0, Some(0.0)), "cap");
+        let (qkv, raw) = (tensor(Dtype::Bf16, (12, 32)), tensor(Dtype::Bf16, (12, 24)));
+        let (gain, sums) = (tensor(Dtype::Bf16, (1, 24)), tensor(Dtype::F32, (12, 2)));
+        let norm = WidthNorm { heads: HEADS, gain, sums, widths: [16.0, 8.0], epsilon: 1e-5 };
+        assert_eq!(Op::WidthNorm { qkv, raw, norm }.check(Lane::Compute), Ok(()));
+        let narrow = WidthNorm { widths: [16.0, 0.0], ..norm };
+        says(&Op::WidthNorm { qkv, raw, norm: narrow }, "width of k");
+        let other = WidthNorm { gain: tensor(Dtype::Bf16, (1, 16)), ..norm };
+        says(&Op::WidthNorm { qkv, raw, norm: other }, "sizes differ");
+        says(&Op::WidthNorm { qkv, raw: qkv, norm }, "q and k of");
+        let halves = tensor(Dtype::Bf16, (12, 2));
+        says(&Op::WidthNormSums { qkv, raw, heads: HEADS, sums: halves }, "F32 belongs");
+    }
 }

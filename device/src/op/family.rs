@@ -34,11 +34,16 @@ impl Op {
             Self::LayerNorm { .. }
             | Self::LayerNormBackward { .. }
             | Self::RmsNorm { .. }
-            | Self::RmsNormBackward { .. } => Family::Norm,
+            | Self::RmsNormBackward { .. }
+            | Self::WidthNormSums { .. }
+            | Self::WidthNorm { .. }
+            | Self::WidthNormBackwardSums { .. }
+            | Self::WidthNormBackward { .. } => Family::Norm,
             Self::Rotary { .. } | Self::RotaryBackward { .. } => Family::Rotary,
             Self::Attention { .. } | Self::AttentionBackward { .. } => Family::Attention,
             Self::CachedAttention { .. } | Self::LastColumns { .. } => Family::Cache,
-            Self::RowMax { .. }
+            Self::CapLogits { .. }
+            | Self::RowMax { .. }
             | Self::CrossEntropyStats { .. }
             | Self::CrossEntropyLoss { .. }
             | Self::CrossEntropyBackward { .. } => Family::Loss,

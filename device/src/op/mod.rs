@@ -10,9 +10,9 @@ pub(crate) mod task;
 mod tolerance;
 
 pub use access::Mode;
+pub use heads::{HeadNorm, HeadNormGrads, Heads, Scores, WidthNorm};
 
 pub(crate) use family::Family;
-pub use heads::{HeadNorm, HeadNormGrads, Heads};
 use task::{DeviceOp, HostOp};
 
 use crate::Tensor;
@@ -54,6 +54,15 @@ pub struct Dropout {
 impl Dropout {
     /// Dropout that drops no element.
     pub const NONE: Self = Self { p: 0.0, key: 0, first_row: 0 };
+}
+
+/// The activation of a gate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gate {
+    /// silu(z) = z / (1 + e^-z).
+    Silu,
+    /// gelu(z), tanh form.
+    Gelu,
 }
 
 /// The columns of vocabulary-parallel logits that a rank holds.
@@ -201,15 +210,17 @@ pub enum Op {
         transposed: Option<Tensor>,
         scale: Tensor,
     },
-    /// y (B T, C) = rows of the table (V/tp, C). A row is zero if another rank has its token, or if
-    /// the token is negative.
-    Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, y: Tensor },
-    /// d_table += sums of the rows of d_y by token. `order`: positions sorted by token (stable).
+    /// y (B T, C) = scale times rows of the table (V/tp, C), rounded once. A row is zero if another
+    /// rank has its token, or if the token is negative.
+    Embedding { tokens: Tensor, table: Tensor, shard: VocabShard, scale: f32, y: Tensor },
+    /// d_table += scale times the sums of the rows of d_y by token. `order`: positions sorted by
+    /// token (stable).
     EmbeddingBackward {
         tokens: Tensor,
         order: Tensor,
         d_y: Tensor,
         shard: VocabShard,
+        scale: f32,
         d_table: Tensor,
     },
     /// x (rows, C) += row (first_row + r) mod T of the table (T, C), minus the row's start.
@@ -230,23 +241,27 @@ pub enum Op {
         d_gain: Tensor,
         d_bias: Tensor,
     },
-    /// y = x / sqrt(mean(x^2) + epsilon) gain by row; stats (rows) F32 = 1/root (RMSNorm, arXiv
-    /// 1910.07467).
-    RmsNorm { x: Tensor, gain: Tensor, y: Tensor, stats: Tensor, epsilon: f32 },
-    /// d_x = (add ? d_x : 0) + the gradient with respect to x; overwrites d_gain.
+    /// y = x / sqrt(mean(x^2) + epsilon) (gain + offset) by row; stats (rows) F32 = 1/root (RMSNorm,
+    /// arXiv 1910.07467). `offset` is 0, or 1 if the gains are stored as differences from 1. x and y
+    /// may have different storage types.
+    RmsNorm { x: Tensor, gain: Tensor, offset: f32, y: Tensor, stats: Tensor, epsilon: f32 },
+    /// d_x = (add ? d_x : 0) + the gradient with respect to x; overwrites d_gain. d_x and d_y may
+    /// have different storage types.
     RmsNormBackward {
         x: Tensor,
         gain: Tensor,
+        offset: f32,
         stats: Tensor,
         d_y: Tensor,
         d_x: Tensor,
         add: bool,
         d_gain: Tensor,
     },
-    /// Applies `norm`, if any, to each head of q and k, and rotates it by its position, in place
-    /// (arXiv 2104.09864). With x1 and x2 the halves of a head and a = angles of the position: (x1,
-    /// x2) = (x1 cos a - x2 sin a, x2 cos a + x1 sin a). `table` (T, D) F32 = cosines of D/2
-    /// angles, then their sines. Row r of `qkv` has position r mod T, minus its start.
+    /// Applies `norm`, if any, to each head of q and k, and rotates the first d <= D elements of the
+    /// head by its position, in place (arXiv 2104.09864); d and D are even. With x1 and x2 the halves
+    /// of these elements and a = angles of the position: (x1, x2) = (x1 cos a - x2 sin a, x2 cos a +
+    /// x1 sin a). `table` (T, d) F32 = cosines of d/2 angles, then their sines. Row r of `qkv` has
+    /// position r mod T, minus its start.
     Rotary {
         qkv: Tensor,
         table: Tensor,
@@ -263,19 +278,29 @@ pub enum Op {
         starts: Option<Tensor>,
         norm: Option<(HeadNorm, HeadNormGrads)>,
     },
-    /// y (rows, F) = silu(gate) up, where x (rows, 2 F) = gate, then up; silu(z) = z / (1 + e^-z)
-    /// (arXiv 2002.05202).
-    SwiGlu { x: Tensor, y: Tensor },
+    /// Copies q and k of qkv (B T, (H + 2 K) D) to raw (B T, (H + K) D). sums (B T, 2) F32 = sums of
+    /// squares of q's and of k's columns of this rank.
+    WidthNormSums { qkv: Tensor, raw: Tensor, heads: Heads, sums: Tensor },
+    /// q and k of qkv (B T, (H + 2 K) D) = raw (B T, (H + K) D) / sqrt(sums / widths + epsilon) gain.
+    WidthNorm { qkv: Tensor, raw: Tensor, norm: WidthNorm },
+    /// dots (B T, 2) F32 = sums of d_qkv gain raw over q's and over k's columns of this rank.
+    WidthNormBackwardSums { d_qkv: Tensor, raw: Tensor, norm: WidthNorm, dots: Tensor },
+    /// Replaces the gradients of q and k in d_qkv by the gradients of q and k before the norm. `dots`
+    /// (B T, 2) F32 are sums over the columns of all ranks. Overwrites d_gain (1, (H + K) D), summed
+    /// over the rows in a fixed order.
+    WidthNormBackward { d_qkv: Tensor, raw: Tensor, norm: WidthNorm, dots: Tensor, d_gain: Tensor },
+    /// y (rows, F) = gate(z) up, where x (rows, 2 F) = z, then up (arXiv 2002.05202).
+    SwiGlu { x: Tensor, y: Tensor, gate: Gate },
     /// Replaces x (rows, 2 F) by its gradient, computed from d (rows, F).
-    SwiGluBackward { x: Tensor, d: Tensor },
+    SwiGluBackward { x: Tensor, d: Tensor, gate: Gate },
     /// y = gelu(x), tanh form.
     Gelu { x: Tensor, y: Tensor },
     /// d = d gelu'(x), in place.
     GeluBackward { x: Tensor, d: Tensor },
     /// y (n) = sums over the rows of x (m, n), in an order that depends on m alone.
     ColumnSum { x: Tensor, y: Tensor },
-    /// out (B T, H D) = causal softmax(q k' / sqrt(D)) v with dropout of the weights; lse (B, H, T)
-    /// F32 = log of the sums.
+    /// out (B T, H D) = causal softmax(scores) v with dropout of the weights; lse (B, H, T) F32 = log
+    /// of the sums. [`Scores`] says how scores follow from q k', and which keys a query sees.
     Attention {
         qkv: Tensor,
         out: Tensor,
@@ -283,6 +308,7 @@ pub enum Op {
         heads: Heads,
         starts: Option<Tensor>,
         dropout: Dropout,
+        scores: Scores,
     },
     /// d_qkv from d_out. Recomputes the weights from qkv and lse.
     AttentionBackward {
@@ -294,23 +320,28 @@ pub enum Op {
         heads: Heads,
         starts: Option<Tensor>,
         dropout: Dropout,
+        scores: Scores,
     },
-    /// out (1, H D) = softmax(q k' / sqrt(D)) v of one new token with queries q (1, H D). Each row
-    /// of the KV cache `cache` (n, 2 K D) has the keys and then the values of K heads of one token.
-    /// The last row is the new token's.
-    CachedAttention { q: Tensor, cache: Tensor, out: Tensor, heads: Heads },
+    /// out (1, H D) = softmax(scores) v of one new token with queries q (1, H D). Each row of the KV
+    /// cache `cache` (n, 2 K D) has the keys and then the values of K heads of one token. The last
+    /// row is the new token's. The token sees all rows: with a window, `cache` has the rows of the
+    /// window alone, and `scores` has no window.
+    CachedAttention { q: Tensor, cache: Tensor, out: Tensor, heads: Heads, scores: Scores },
     /// y (n, w) = the last w columns of x (n, m): keys and values for the KV cache.
     LastColumns { x: Tensor, y: Tensor },
-    /// y = residual + dropout(x + bias).
+    /// y = residual + scale dropout(x + bias).
     BiasDropoutAdd {
         x: Tensor,
         bias: Option<Tensor>,
         residual: Tensor,
         y: Tensor,
         dropout: Dropout,
+        scale: f32,
     },
-    /// y = dropout(x). x and y may be the same. The backward pass is the same op on gradients.
-    Dropout { x: Tensor, y: Tensor, dropout: Dropout },
+    /// y = scale dropout(x). x and y may be the same. The backward pass is the same op on gradients.
+    Dropout { x: Tensor, y: Tensor, dropout: Dropout, scale: f32 },
+    /// logits = z, where z = scale logits; with a cap c, logits = c tanh(z / c). In place.
+    CapLogits { logits: Tensor, scale: f32, cap: Option<f32> },
     /// y (rows) F32 = maximum over the valid columns of x (rows, V/tp).
     RowMax { x: Tensor, y: Tensor, shard: VocabShard },
     /// sums (2, rows) F32 = [sum of exp(logit - max), logit of the target - max (0 if another rank
@@ -326,7 +357,9 @@ pub enum Op {
     /// count 0.
     CrossEntropyLoss { sums: Tensor, targets: Tensor, loss: Tensor },
     /// Replaces logits by their gradient: (softmax - one-hot) times `scale` (1, F64, on the device)
-    /// times factor; 0 in padded columns and in rows with a negative target.
+    /// times factor; 0 in padded columns and in rows with a negative target. With a cap c, the logits
+    /// are those that [`CapLogits`](Self::CapLogits) capped: the gradient is also multiplied by the
+    /// slope 1 - (logit / c)^2. The scale of `CapLogits` belongs into `factor`.
     CrossEntropyBackward {
         logits: Tensor,
         max: Tensor,
@@ -335,6 +368,7 @@ pub enum Op {
         shard: VocabShard,
         scale: Tensor,
         factor: f32,
+        cap: Option<f32>,
     },
     /// into += x.
     Add { x: Tensor, into: Tensor },
@@ -389,6 +423,12 @@ impl Op {
             Self::RmsNormBackward { .. } => "rms_norm_backward",
             Self::Rotary { .. } => "rotary",
             Self::RotaryBackward { .. } => "rotary_backward",
+            Self::WidthNormSums { .. } => "width_norm_sums",
+            Self::WidthNorm { .. } => "width_norm",
+            Self::WidthNormBackwardSums { .. } => "width_norm_backward_sums",
+            Self::WidthNormBackward { .. } => "width_norm_backward",
+            Self::SwiGlu { gate: Gate::Gelu, .. } => "geglu",
+            Self::SwiGluBackward { gate: Gate::Gelu, .. } => "geglu_backward",
             Self::SwiGlu { .. } => "swiglu",
             Self::SwiGluBackward { .. } => "swiglu_backward",
             Self::Gelu { .. } => "gelu",
@@ -400,6 +440,7 @@ impl Op {
             Self::LastColumns { .. } => "last_columns",
             Self::BiasDropoutAdd { .. } => "bias_dropout_add",
             Self::Dropout { .. } => "dropout",
+            Self::CapLogits { .. } => "cap_logits",
             Self::RowMax { .. } => "row_max",
             Self::CrossEntropyStats { .. } => "cross_entropy_stats",
             Self::CrossEntropyLoss { .. } => "cross_entropy_loss",
@@ -424,11 +465,12 @@ impl Op {
             Self::Gemm { a, b, .. } | Self::ScaledGemm { a, b, .. } => {
                 2.0 * a.len() as f64 * b.shape().1 as f64
             }
-            // Causal: half of the square; a sample counts as one document. The forward pass has two
-            // matmuls of that size, and the backward pass has five.
-            Self::Attention { out, heads, .. } => 2.0 * out.len() as f64 * heads.seq_len as f64,
-            Self::AttentionBackward { out, heads, .. } => {
-                5.0 * out.len() as f64 * heads.seq_len as f64
+            // The forward pass has two matmuls of the visible pairs, and the backward pass has five.
+            Self::Attention { out, heads, scores, .. } => {
+                2.0 * out.len() as f64 * scores.flops_per_element(heads.seq_len)
+            }
+            Self::AttentionBackward { out, heads, scores, .. } => {
+                5.0 * out.len() as f64 * scores.flops_per_element(heads.seq_len)
             }
             Self::Host { task, .. } => task.flops(),
             Self::Task { task } => task.flops(),

@@ -114,7 +114,8 @@ impl Op {
             Family::Rotary => Tolerance::sum(dtype, fp32_sum(self.terms()), 2.0),
             Family::Attention | Family::Cache => self.tolerance_of_attention(dtype),
             Family::Embedding => match self {
-                Self::Embedding { .. } => Tolerance::EXACT,
+                Self::Embedding { scale, .. } if *scale == 1.0 => Tolerance::EXACT,
+                Self::Embedding { .. } => Tolerance::elementwise(dtype),
                 Self::AddPositions { .. } => Tolerance::elementwise(dtype),
                 _ => Tolerance::sum(dtype, fp32_sum(self.terms()), 1.0),
             },
@@ -236,10 +237,11 @@ mod tests {
         assert_eq!(Op::Copy { src: x, dst: d_qkv }.tolerance(d_qkv, 1), Tolerance::EXACT);
         assert_eq!(Op::Maxima { x, maxima: lse }.tolerance(lse, 1), Tolerance::EXACT);
         let dropout = crate::Dropout::NONE;
-        let forward = Op::Attention { qkv: x, out: y, lse, heads, starts: None, dropout };
+        let scores = crate::Scores::of(16);
+        let forward = Op::Attention { qkv: x, out: y, lse, heads, starts: None, dropout, scores };
         let (qkv, out, starts) = (x, y, None);
         let backward =
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores };
         let (spacing, large) = (2.0f64.powi(-7), 1.0);
         let limits = [forward.tolerance(y, 1), backward.tolerance(d_qkv, 1)];
         let [forward_limit, backward_limit] = limits.map(|limit| limit.limit(0.0, large));

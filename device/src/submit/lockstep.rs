@@ -442,7 +442,7 @@ mod tests {
             }
             dev.submit(Lane::Compute, Op::AllReduce { x, group, reduce: Reduction::Sum });
             dev.submit(Lane::Compute, Op::ReduceScatter { x: y, group });
-            dev.submit(Lane::Compute, Op::Dropout { x, y: x, dropout: Dropout::NONE });
+            dev.submit(Lane::Compute, Op::Dropout { x, y: x, dropout: Dropout::NONE, scale: 1.0 });
             dev.finish().unwrap();
             let comparison = comparison.borrow();
             (comparison.ops, comparison.elements)

@@ -70,14 +70,37 @@ pub fn encode(entries: &[Entry]) -> Vec<u8> {
 /// Encodes a header with the keys of `all` and with tensors of one type, `width` bytes per number.
 /// The tensors are names and shapes in the order of their data.
 pub fn of_shapes(
-    mut all: Map<String, Value>,
+    all: Map<String, Value>,
     dtype: &str,
     width: u64,
     tensors: impl IntoIterator<Item = (String, Vec<usize>)>,
 ) -> Vec<u8> {
+    let one = |(name, shape): (String, Vec<usize>)| {
+        let bytes = width * shape.iter().product::<usize>() as u64;
+        HeaderEntry { name, dtype: dtype.to_owned(), shape, bytes }
+    };
+    of_entries(all, tensors.into_iter().map(one))
+}
+
+/// A tensor of any type in a header to encode.
+#[derive(Clone, Debug)]
+pub(crate) struct HeaderEntry {
+    pub(crate) name: String,
+    /// Type of an element, such as `BF16`.
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<usize>,
+    /// Bytes of all elements.
+    pub(crate) bytes: u64,
+}
+
+/// Encodes a header with the keys of `all` and with tensors in the order of their data.
+pub(crate) fn of_entries(
+    mut all: Map<String, Value>,
+    tensors: impl IntoIterator<Item = HeaderEntry>,
+) -> Vec<u8> {
     let mut at = 0;
-    for (name, shape) in tensors {
-        let end = at + width * shape.iter().product::<usize>() as u64;
+    for HeaderEntry { name, dtype, shape, bytes } in tensors {
+        let end = at + bytes;
         all.insert(name, json!({ "dtype": dtype, "shape": shape, "data_offsets": [at, end] }));
         at = end;
     }

@@ -1,6 +1,7 @@
 //! Rules about the library that computes attention.
 
 use super::checks::{Checks, Clash};
+use super::layer_pattern::WINDOWED;
 use super::{Attention, Packing, Precision};
 
 impl Checks<'_> {
@@ -38,6 +39,24 @@ impl Checks<'_> {
             message: "cuDNN does not compute attention within documents",
             help: "leave `attention` out, or set `data.packing` to another value",
             values: &[("attention", "asks for cuDNN"), ("data.packing", "separates documents")],
+        },
+        Clash {
+            has: |c| {
+                let short = c.model.window.is_some_and(|window| window < c.model.seq_len);
+                c.attention == Attention::Cudnn && short && c.model.layer_pattern.contains(WINDOWED)
+            },
+            message: "cuDNN does not compute attention within a window",
+            help: "leave `attention` out",
+            values: &[
+                ("attention", "asks for cuDNN"),
+                ("model.window", "is shorter than a sample"),
+            ],
+        },
+        Clash {
+            has: |c| c.attention == Attention::Cudnn && c.model.score_cap.is_some(),
+            message: "cuDNN does not cap the scores of attention",
+            help: "leave `attention` out",
+            values: &[("attention", "asks for cuDNN"), ("model.score_cap", "caps scores")],
         },
     ];
 }

@@ -18,7 +18,7 @@ enum Rule<'a> {
 }
 
 /// All rules between keys.
-const fn rules<'a>() -> [Rule<'a>; 43] {
+const fn rules<'a>() -> [Rule<'a>; 49] {
     use Rule::{Clashes, Computed};
     [
         Computed(Checks::heads_over_ranks),
@@ -28,7 +28,13 @@ const fn rules<'a>() -> [Rule<'a>; 43] {
         Computed(Checks::kv_heads_over_ranks),
         Computed(Checks::halves_of_heads),
         Computed(Checks::widest_head),
+        Computed(Checks::rotated_halves),
+        Computed(Checks::long_rope_factors),
         Computed(Checks::rope_factors),
+        Computed(Checks::base_of_yarn),
+        Computed(Checks::windows_of_layers),
+        Computed(Checks::norm_of_queries),
+        Computed(Checks::bias_before_norm),
         Computed(Checks::ffn_over_ranks),
         Computed(Checks::tokens_over_ranks),
         Computed(Checks::world),

@@ -22,7 +22,7 @@ choice! {
             /// Number of kernel threads of each virtual GPU. None: the hardware threads of this
             /// machine divided by its virtual GPUs; fewer if the sockets of the rank have fewer, or
             /// if the scratch memory of the threads does not fit into `device.memory`; at least 1.
-            threads: Option<usize> = uint_or_none(1..=4096), resume: Placement;
+            threads: Option<usize> = uint_or_none(1..=4096, KeyDefault::Default(None)), resume: Placement;
         },
         /// Real GPUs.
         Cuda,

@@ -23,6 +23,7 @@ mod file;
 mod find_box;
 mod fine_tune;
 mod keys;
+pub mod layer_pattern;
 mod limits;
 mod load;
 mod load_box;
@@ -39,6 +40,7 @@ mod parts;
 mod precision;
 mod reading;
 mod resume_effect;
+mod rope;
 mod schema;
 mod sources;
 mod states;
@@ -68,7 +70,7 @@ pub use load::{
     load_str_and_look,
 };
 pub use load_box::load_box;
-pub use model::{Family, ModelConfig, RopeConfig, RopeScaling, Weights};
+pub use model::{Family, Gate, ModelConfig, NormPlace, Weights};
 pub use offload::{ALL_TOGETHER, BUCKET_ELEMENTS, TILE_ELEMENTS};
 pub use offload::{Accumulate, Master, Moments, OffloadConfig, ParameterPlace, Placement};
 pub use offload::{SpeculatedFraction, Transfer, UpdateMode};
@@ -78,6 +80,7 @@ pub use optimizer::{
 pub use parallel::{BatchConfig, ParallelConfig};
 pub use reading::{BOX, ConfigError, Key, Problem, Violation, format_bytes, parse_bytes};
 pub use resume_effect::ResumeEffect;
+pub use rope::{RopeConfig, RopeScaling, decimal};
 pub use schema::{Attention, Config, Matmuls, Precision, Recompute};
 pub use sources::{Source, Sources};
 pub use topology::Sockets;

@@ -1,14 +1,16 @@
 //! Keys of the network.
 
 use super::declare::{choice, section};
+use super::layer_pattern::{FULL, WINDOWED, shortest};
 use super::reading::{Interval, KeyDefault, Section};
+use super::rope::{MOST_POSITIONS, RopeConfig, RopeDefaults};
 use serde::Serialize;
 
 section! {
-    /// The network: a pre-norm decoder.
+    /// The network: a decoder.
     #[derive(Clone, Debug, PartialEq, Serialize)]
     pub struct ModelConfig, read(s, in_folder: impl FnOnce(&mut Section<'_, '_>, Option<&str>) -> Option<ModelConfig>) {
-        /// Folder of a transformers model (Llama, Mistral, Qwen2, Qwen3, GPT-2), its config.json, or
+        /// Folder of a transformers model (docs/models.md lists the classes), its config.json, or
         /// the name of a model in the Hugging Face cache, such as `Qwen/Qwen3-8B`, or with a branch,
         /// tag or commit `Qwen/Qwen3-8B@main`. onebox downloads nothing. The folder decides the keys of `model` except `model.dropout` and
         /// `model.init_std`, and training starts from its weights unless `model.weights` is
@@ -22,8 +24,9 @@ section! {
         let folder = in_folder(s, from.as_deref());
         let of = folder.as_ref();
         /// Parts of the network. `Gpt2`: layer norm, learned positions, GELU (tanh form), biases, a
-        /// tied embedding. `Llama` (also Mistral, Qwen2, Qwen3): RMSNorm, rotary positions, SwiGLU,
-        /// shared heads of keys and values.
+        /// tied embedding. `Llama` (also Mistral, Qwen2, Qwen3, Gemma, OLMo, Granite and others):
+        /// RMSNorm, rotary positions, a gated MLP, shared heads of keys and values. Other keys of
+        /// `model` choose its parts further.
         family: Family = choice(KeyDefault::Default(Family::Gpt2).unless(of.map(|m| m.family))), resume: Experiment;
 
         let gpt2 = family == Family::Gpt2;
@@ -70,7 +73,35 @@ section! {
             Interval::closed(0.0, 1.0), KeyDefault::Default(1e-5).unless(of.map(|m| m.norm_eps))
         ), resume: Experiment;
         /// Rotary positions, for `model.family: Llama`.
-        rope: RopeConfig = section(|s| RopeConfig::read(s, of.map(|m| m.rope)));
+        rope: RopeConfig = section(|s| {
+            RopeConfig::read(s, &RopeDefaults::of_folder(of.map(|m| m.rope.clone())))
+        });
+
+        let within = of.map(|m| m.for_samples(seq_len));
+        /// Kinds of the layers, for `model.family: Llama`: one letter for each layer, repeated over
+        /// the layers. `F`: full attention. `W`: attention within `model.window`. `N`: full
+        /// attention without rotary positions (SmolLM3). `"WWWWWF"`: each sixth layer sees all
+        /// tokens (Gemma 3).
+        layer_pattern: String = layer_pattern(
+            layers, KeyDefault::Default("F".into()).unless(within.map(|m| m.layer_pattern))
+        ), resume: Experiment;
+
+        let windowed = layer_pattern.contains(WINDOWED);
+        /// Number of tokens that a token sees in the `W` layers of `model.layer_pattern`, itself
+        /// among them. Such layers need this key.
+        window: Option<usize> = uint_or_none(
+            1..=MOST_POSITIONS,
+            KeyDefault::Default(None).unless(of.map(|m| m.window.filter(|_| windowed)))
+        ), resume: Experiment;
+        /// Rotary positions of the `W` layers of `model.layer_pattern`, if they differ from
+        /// `model.rope`.
+        window_rope: RopeConfig = section(|s| {
+            let defaults = match of.filter(|_| windowed) {
+                Some(m) => RopeDefaults::of_folder(Some(m.window_rope.clone())),
+                None => RopeDefaults::of_rope(rope.clone()),
+            };
+            RopeConfig::read(s, &defaults)
+        });
         /// Whether the output projection is the token table. Always `true` for a GPT-2, and by
         /// default `false` for `Llama`.
         tied: bool = flag(KeyDefault::Default(gpt2).unless(of.map(|m| m.tied))), resume: Experiment;
@@ -83,6 +114,84 @@ section! {
         /// Whether each head of queries and keys passes an RMSNorm before the rotation (Qwen3).
         /// Only with `model.family: Llama`.
         qk_norm: bool = flag(KeyDefault::Default(false).unless(of.map(|m| m.qk_norm))), resume: Experiment;
+        /// Whether the norm of `model.qk_norm` joins all heads of queries, and all heads of keys
+        /// (OLMo 2 and 3), instead of one head.
+        qk_norm_width: bool = flag(
+            KeyDefault::Default(false).unless(of.map(|m| m.qk_norm_width))
+        ), resume: Experiment;
+        /// Whether norms multiply by 1 + their gain, and gains start at 0 (Gemma). Only with
+        /// `model.family: Llama`.
+        norm_offset: bool = flag(
+            KeyDefault::Default(false).unless(of.map(|m| m.norm_offset))
+        ), resume: Experiment;
+        /// Places of the norms of attention and of the MLP. `Before`: at the start of each.
+        /// `Around`: at the start and at the end of each (Gemma 2 and 3). `After`: at the end of
+        /// each (OLMo 2 and 3). A GPT-2 has `Before`.
+        norm_place: NormPlace = choice(
+            KeyDefault::Default(NormPlace::Before).unless(of.map(|m| m.norm_place))
+        ), resume: Experiment;
+        /// Activation of the MLP's gate, for `model.family: Llama`. `Silu`: SwiGLU. `Gelu`: GELU in
+        /// its tanh form (Gemma).
+        gate: Gate = choice(
+            KeyDefault::Default(Gate::Silu).unless(of.map(|m| m.gate))
+        ), resume: Experiment;
+        /// Factor of the products of queries and keys. None: 1 / sqrt(`model.head_dim`). Only with
+        /// `model.family: Llama`.
+        attention_scale: Option<f32> = float_or_none(
+            Interval::above(0.0, 1e6), KeyDefault::Default(None).unless(of.map(|m| m.attention_scale))
+        ), resume: Experiment;
+        /// Cap of attention scores: with the cap c, a score s becomes c tanh(s / c) (Gemma 2). None:
+        /// no cap. Only with `model.family: Llama`.
+        score_cap: Option<f32> = float_or_none(
+            Interval::above(0.0, 1e6), KeyDefault::Default(None).unless(of.map(|m| m.score_cap))
+        ), resume: Experiment;
+        /// Cap of logits: with the cap c, a logit z becomes c tanh(z / c) (Gemma 2). None: no cap.
+        /// Only with `model.family: Llama`.
+        logit_cap: Option<f32> = float_or_none(
+            Interval::above(0.0, 1e6), KeyDefault::Default(None).unless(of.map(|m| m.logit_cap))
+        ), resume: Experiment;
+        /// Factor of the rows of the embedding, but not of the output projection (Gemma, Granite).
+        /// The square root of `model.hidden` is first rounded to the type of `precision`, as the
+        /// classes of Gemma do. Only with `model.family: Llama`.
+        embedding_scale: f32 = float(
+            SCALE, KeyDefault::Default(1.0).unless(of.map(|m| m.embedding_scale))
+        ), resume: Experiment;
+        /// Factor of what attention and the MLP add to the residual stream (Granite). Only with
+        /// `model.family: Llama`.
+        residual_scale: f32 = float(
+            SCALE, KeyDefault::Default(1.0).unless(of.map(|m| m.residual_scale))
+        ), resume: Experiment;
+        /// Factor of the logits, before `model.logit_cap` (Granite). Only with `model.family:
+        /// Llama`.
+        logit_scale: f32 = float(
+            SCALE, KeyDefault::Default(1.0).unless(of.map(|m| m.logit_scale))
+        ), resume: Experiment;
+    }
+}
+
+/// Allowed factors of activations.
+const SCALE: Interval = Interval::above(0.0, 1e6);
+
+impl ModelConfig {
+    /// Letters of the layers, one for each layer.
+    pub fn layer_letters(&self) -> impl Iterator<Item = char> {
+        self.layer_pattern.chars().cycle().take(self.layers)
+    }
+
+    /// The same model for samples of `seq_len` tokens: windows that hold a whole sample are none.
+    #[must_use]
+    pub fn for_samples(&self, seq_len: usize) -> Self {
+        let mut model = Self { seq_len, ..self.clone() };
+        let holds_sample = model.window.is_some_and(|window| window >= seq_len);
+        if holds_sample && model.window_rope == model.rope {
+            let full = |letter| if letter == WINDOWED { FULL } else { letter };
+            model.layer_pattern = shortest(&model.layer_letters().map(full).collect::<Vec<_>>());
+        }
+        if !model.layer_pattern.contains(WINDOWED) {
+            model.window = None;
+            model.window_rope = model.rope.clone();
+        }
+        model
     }
 }
 
@@ -103,86 +212,33 @@ choice! {
     pub enum Family {
         /// Layer norm, learned positions, GELU (tanh form), biases, a tied embedding.
         Gpt2,
-        /// RMSNorm, rotary positions, SwiGLU, shared heads of keys and values: Llama, Mistral,
-        /// Qwen2, Qwen3.
+        /// RMSNorm, rotary positions, a gated MLP, shared heads of keys and values: Llama and
+        /// later families.
         Llama,
     }
 }
 
-section! {
-    /// Rotary positions.
-    #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-    pub struct RopeConfig, read(s, folder: Option<RopeConfig>) {
-        /// Base of the frequencies of rotary positions.
-        theta: f32 = float(
-            Interval::closed(1.0, 1e12), KeyDefault::Default(10_000.0).unless(folder.map(|r| r.theta))
-        ), resume: Experiment;
-        /// How the frequencies of rotary positions are lowered, for contexts longer than in the
-        /// model's first training. `None`: not at all. `Linear`: all by one factor. `Llama3`: as
-        /// Llama 3.1 does.
-        scaling: RopeScaling = choice_with(
-            KeyDefault::Default(RopeScaling::None).unless(folder.map(|r| r.scaling)), folder.map(|r| Factors::of(r.scaling))
-        ), resume: Experiment;
+choice! {
+    /// Places of the norms of attention and of the MLP.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    pub enum NormPlace {
+        /// At the start of each.
+        Before,
+        /// At the start and at the end of each.
+        Around,
+        /// At the end of each.
+        After,
     }
 }
 
 choice! {
-    /// How the frequencies of rotary positions are lowered.
-    #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-    pub enum RopeScaling, read(folder: Option<Factors>) {
-        /// The frequencies stay unchanged.
-        None,
-        /// One factor divides all frequencies.
-        Linear["(factor: 4.0)"] {
-            /// Factor that divides every frequency of rotary positions.
-            factor: f32 = float(FACTOR, KeyDefault::Required("factor: 4.0").unless(folder.map(|f| f.factor)));
-        },
-        /// The scaling of Llama 3.1.
-        Llama3["(factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_seq_len: 8192)"] {
-            /// Factor that divides the low frequencies of rotary positions.
-            factor: f32 = float(FACTOR, KeyDefault::Required("factor: 8.0").unless(folder.map(|f| f.factor)));
-            /// Number of turns in `original_seq_len` tokens below which a frequency of rotary
-            /// positions is low.
-            low_freq_factor: f32 = float(FACTOR, KeyDefault::Default(1.0).unless(folder.map(|f| f.low)));
-            /// Number of turns in `original_seq_len` tokens above which a frequency of rotary
-            /// positions stays unchanged.
-            high_freq_factor: f32 = float(FACTOR, KeyDefault::Default(4.0).unless(folder.map(|f| f.high)));
-            /// Number of tokens of the contexts in the model's first training.
-            original_seq_len: usize = uint(1..=MOST_POSITIONS, KeyDefault::Default(8192).unless(folder.map(|f| f.seq_len)));
-        },
-    }
-}
-
-/// Largest number of tokens of a sample.
-const MOST_POSITIONS: u64 = 16_777_216;
-
-/// Allowed factors of a frequency.
-const FACTOR: Interval = Interval::closed(0.01, 1e6);
-
-/// Defaults for the keys of each scaling, from the folder of `model.from`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Factors {
-    factor: f32,
-    low: f32,
-    high: f32,
-    seq_len: usize,
-}
-
-impl Factors {
-    const fn of(scaling: RopeScaling) -> Self {
-        let others = Self { factor: 1.0, low: 1.0, high: 4.0, seq_len: 8192 };
-        match scaling {
-            RopeScaling::None => others,
-            RopeScaling::Linear { factor } => Self { factor, ..others },
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_seq_len } => {
-                Self {
-                    factor,
-                    low: low_freq_factor,
-                    high: high_freq_factor,
-                    seq_len: original_seq_len,
-                }
-            }
-        }
+    /// Activations of the MLP's gate.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    pub enum Gate {
+        /// SiLU, which makes the MLP a SwiGLU.
+        Silu,
+        /// GELU in its tanh form.
+        Gelu,
     }
 }
 

@@ -25,20 +25,23 @@ pub(super) fn model(s: &mut Section<'_, '_>) -> ModelConfig {
 
 /// Reports keys of the config that contradict the folder.
 fn contradictions(s: &mut Section<'_, '_>, model: &ModelConfig, from: &str, folder: &FolderModel) {
-    let their = &folder.model;
+    let most = folder.model.seq_len;
+    // The model is the same with shorter samples, for which some windows are none.
+    let [our, their] = [model, &folder.model].map(|of| of.for_samples(model.seq_len));
     let differing = COMPARED.into_iter().filter_map(|ComparedKey { key, value, .. }| {
-        let (ours, theirs) = (value(model), value(their));
-        // The model is the same with shorter samples.
+        let (ours, theirs) = (value(&our), value(&their));
         if key == "model.seq_len" {
-            let most = format!("at most {theirs} ({})", folder.positions);
-            return (model.seq_len > their.seq_len).then_some((key, ours, most));
+            let most_here = format!("at most {most} ({})", folder.positions);
+            return (model.seq_len > most).then_some((key, ours, most_here));
         }
         (ours != theirs).then_some((key, ours, theirs))
     });
     for (key, ours, theirs) in differing {
         // An invalid key is already reported.
         let given = s.reader.origins.iter().any(|(name, _, origin)| {
-            name.starts_with(key) && !matches!(origin, Origin::Default | Origin::Derived(_))
+            let rest = name.strip_prefix(key);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+                && !matches!(origin, Origin::Default | Origin::Derived(_))
         });
         if !given || !s.reader.ok(&[key, "model.from"]) {
             continue;

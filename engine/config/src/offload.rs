@@ -31,10 +31,10 @@ section! {
         parameters: ParameterPlace = choice(KeyDefault::Default(ParameterPlace::Device)), resume: Placement;
         /// Number of blocks whose parameters a GPU holds in a ring of buffers, besides the resident
         /// blocks. Only with `offload.parameters: Host`. None: 3, or 2 if 3 do not fit.
-        ring: Option<usize> = uint_or_none(2..=64), resume: Placement;
+        ring: Option<usize> = uint_or_none(2..=64, KeyDefault::Default(None)), resume: Placement;
         /// Number of blocks whose parameters stay on the GPU, spread evenly over the model. Only
         /// with `offload.parameters: Host`. None: as many as fit.
-        resident_blocks: Option<usize> = uint_or_none(0..=10_000), resume: Placement;
+        resident_blocks: Option<usize> = uint_or_none(0..=10_000, KeyDefault::Default(None)), resume: Placement;
         /// When the update runs. `Serial`: before the next step. `Overlapped`: during the next
         /// forward pass. `Speculative`: begins during the backward pass, and needs more host
         /// memory. `Delayed`: during the whole next step, which computes on parameters of one step

@@ -27,7 +27,7 @@ section! {
         device: DeviceConfig = choice_with(
             KeyDefault::Derived(usual, "virtual GPUs on this machine", &[]), world
         ), resume: Layout;
-        /// The network: a pre-norm decoder.
+        /// The network: a decoder.
         model: ModelConfig = section(model_schema::model);
         /// Storage type of parameters, activations and gradients on the GPU. Sums are fp32. `Fp16`
         /// has a dynamic loss scale. `Fp8` stores bf16, and rounds the operands of the blocks'
@@ -58,7 +58,8 @@ section! {
         /// The library that computes attention on GPUs. `Own`: onebox's kernels. `Cudnn`: cuDNN 9.10
         /// or newer, in 16 bits on GPUs of sm_90, sm_100 and sm_103, with heads of at most 128
         /// elements. It is faster on an H200, and its memory grows with the square of
-        /// `model.seq_len`. Not with dropout or `data.packing: Documents`.
+        /// `model.seq_len`. Not with dropout, `data.packing: Documents`, windows or
+        /// `model.score_cap`.
         attention: Attention = choice(KeyDefault::Default(Attention::Own)), resume: Layout;
         /// How the algorithms of matmuls are selected on GPUs. `Heuristic`: the first one that
         /// cuBLASLt proposes. `Timed`: the fastest of its first eight, with and without an epilogue

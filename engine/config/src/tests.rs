@@ -7,6 +7,7 @@ use super::*;
 mod attention;
 mod chats;
 mod fine_tune;
+mod parts;
 mod refusals;
 mod robustness;
 mod shares;
@@ -39,6 +40,22 @@ const RICH: &str = r##"#![enable(implicit_some)]
     train: (steps: 100, eval_every: 10, eval_batches: 0, patience: 4, tensorboard: true, checkpoint_every: 50, checkpoint_minutes: 2.5, checkpoint_overhead: Some(0.02), checkpoint_writer: Foreground, checkpoint_keep: 3, keep_best: true, weights: Never, stop_after_skipped: 9, verify_every: 7, proof: false, rollbacks: 2, seed: 18446744073709551615),
     sample: (prompt: "tab\t \u{e9} \"q\" \\ \n", tokens: 7, temperature: 0),
 )"##;
+
+/// A config with every part that a GPT-2 does not have, and both kinds of layers.
+const PARTS: &str = r#"(
+    model: (
+        family: Llama, layers: 6, hidden: 64, heads: 4, kv_heads: 2, head_dim: 16, seq_len: 128,
+        rope: (theta: 1e6, rotated_share: 0.75, scaling: LongRope(
+            factor: 2.0, original_seq_len: 64, short_factors: [1.0, 1.5, 2, 2, 2, 2], long_factors: [1, 2, 3, 4, 5, 6],
+            attention_factor: 1.25,
+        )),
+        layer_pattern: "WWF", window: 32,
+        window_rope: (theta: 1e4, rotated_share: 1.0, scaling: Yarn(factor: 4.0, original_seq_len: 32, beta_fast: 16, truncate: false)),
+        qk_norm: true, norm_offset: true, norm_place: Around, gate: Gelu,
+        attention_scale: 0.5, score_cap: 50, logit_cap: 30.0, embedding_scale: 8.0, residual_scale: 0.22, logit_scale: 0.0625,
+    ),
+    train: (steps: 10),
+)"#;
 
 pub(super) fn loaded(text: &str, sets: &[&str]) -> Result<LoadedConfig, ConfigError> {
     let sets: Vec<String> = sets.iter().map(|set| (*set).to_string()).collect();
@@ -191,7 +208,7 @@ fn a_config_of_every_shape_is_read_and_round_trips() {
 
 #[test]
 fn origins_name_every_key_of_the_written_config_in_its_order() {
-    for text in [LEAST, RICH] {
+    for text in [LEAST, RICH, PARTS] {
         let loaded = loaded(text, &["data.train=x"]).unwrap();
         let written = loaded_keys(&loaded.config.to_ron());
         let origins: Vec<String> = loaded.origins.iter().map(|(key, ..)| key.clone()).collect();

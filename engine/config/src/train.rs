@@ -29,11 +29,11 @@ section! {
         eval_every: u64 = uint(0..=STEPS, KeyDefault::Default(0)), resume: Harmless;
         /// Largest number of global batches of each validation set in an evaluation. 0: no limit.
         /// None: 8 between steps, and 600 after the last step.
-        eval_batches: Option<usize> = uint_or_none(0..=STEPS), resume: Harmless;
+        eval_batches: Option<usize> = uint_or_none(0..=STEPS, KeyDefault::Default(None)), resume: Harmless;
         /// Number of evaluations in a row without a new least validation loss after which the run
         /// ends, with its final checkpoint and weights. Needs `train.eval_every`. None: the run
         /// ends after its last step.
-        patience: Option<usize> = uint_or_none(1..=STEPS), resume: Harmless;
+        patience: Option<usize> = uint_or_none(1..=STEPS, KeyDefault::Default(None)), resume: Harmless;
         /// Whether the run also writes its curves into event files for TensorBoard, in the run's
         /// directory.
         tensorboard: bool = flag(KeyDefault::Default(false)), resume: Harmless;

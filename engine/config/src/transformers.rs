@@ -2,19 +2,28 @@
 //! onebox does not compute. Versions 4 and 5 of transformers write positions differently; both are
 //! read.
 
+mod classes;
+mod decoder;
 mod instead;
 mod keys;
 mod kinds;
+mod layers;
+mod rope;
+#[cfg(test)]
+mod tests;
 
+pub use self::classes::{ModelClass, WrapperClass};
 pub use self::instead::{
     FolderContent, MERGE, POINTER, adapter, next_to, other_form, pointer, python,
 };
 pub use self::keys::SPECIAL;
 use self::keys::{Keys, Number};
-use super::{Family, ModelConfig, RopeConfig, RopeScaling, Weights, in_line};
-use files::foreign_text::{foreign, reason};
+pub use self::layers::WINDOW;
+use super::{Family, Gate, ModelConfig, NormPlace, RopeConfig, RopeScaling, Weights, in_line};
+use files::foreign_text::reason;
 use files::json::{Object, shown};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 /// Model that a folder describes.
@@ -24,6 +33,10 @@ pub struct FolderModel {
     pub model: ModelConfig,
     /// Key of the `config.json` that decides `seq_len`.
     pub(crate) positions: &'static str,
+    /// Class of the decoder.
+    pub class: ModelClass,
+    /// Class around the decoder, if the folder has other parts, too.
+    pub wrapper: Option<WrapperClass>,
 }
 
 /// A key of `model` that a `config.json` decides.
@@ -38,7 +51,7 @@ pub struct ComparedKey {
 }
 
 /// All keys that a `config.json` decides.
-pub const COMPARED: [ComparedKey; 15] = {
+pub const COMPARED: [ComparedKey; 28] = {
     const fn row(
         names: [&'static str; 2],
         key: &'static str,
@@ -62,8 +75,27 @@ pub const COMPARED: [ComparedKey; 15] = {
         row(["model_type", "attention_bias"], "model.qkv_bias", |m| m.qkv_bias.to_string()),
         row(["model_type", "attention_bias"], "model.proj_bias", |m| m.proj_bias.to_string()),
         row(["model_type"; 2], "model.qk_norm", |m| m.qk_norm.to_string()),
+        row(["model_type", "layer_types"], "model.layer_pattern", |m| m.layer_pattern.clone()),
+        row(["model_type", "sliding_window"], "model.window", |m| {
+            m.window.map_or_else(|| "None".into(), |window| window.to_string())
+        }),
+        row(["model_type", "rope_parameters"], "model.window_rope", |m| in_line(&m.window_rope)),
+        row(["model_type"; 2], "model.qk_norm_width", |m| m.qk_norm_width.to_string()),
+        row(["model_type"; 2], "model.norm_offset", |m| m.norm_offset.to_string()),
+        row(["model_type"; 2], "model.norm_place", |m| in_line(&m.norm_place)),
+        row(["model_type"; 2], "model.gate", |m| in_line(&m.gate)),
+        row(["model_type"; 2], "model.attention_scale", |m| optional(m.attention_scale)),
+        row(["model_type"; 2], "model.score_cap", |m| optional(m.score_cap)),
+        row(["model_type"; 2], "model.logit_cap", |m| optional(m.logit_cap)),
+        row(["model_type"; 2], "model.embedding_scale", |m| m.embedding_scale.to_string()),
+        row(["model_type"; 2], "model.residual_scale", |m| m.residual_scale.to_string()),
+        row(["model_type"; 2], "model.logit_scale", |m| m.logit_scale.to_string()),
     ]
 };
+
+fn optional(number: Option<f32>) -> String {
+    number.map_or_else(|| "None".into(), |number| number.to_string())
+}
 
 /// Reasons why onebox cannot use a `config.json`.
 #[derive(Debug)]
@@ -95,37 +127,106 @@ pub fn folder_model(bytes: &[u8]) -> Result<FolderModel, Refusal> {
         Ok(Object(found)) => found,
         Err(e) => return Err(Refusal::because(reason(e).to_string(), MEND)),
     };
-    let kind = kinds::built(&found)?;
-    if let Some(codes) = found.get("quantization_config").filter(|codes| !codes.is_null()) {
-        let codes = shown(codes);
-        let why = format!("`quantization_config` is {codes}: weights must be numbers, not codes");
-        return Err(Refusal::because(why, "use the model as it was before it was quantized"));
-    }
-    let mut keys = Keys { found, wrong: Vec::new(), read_keys: vec!["quantization_config"] };
-    keys.fixed("auto_map", &[Value::Null], "it is code of its own, which is not run");
-    let class = match kind {
-        "gpt2" => "GPT2LMHeadModel",
-        "llama" => "LlamaForCausalLM",
-        "mistral" => "MistralForCausalLM",
-        "qwen2" => "Qwen2ForCausalLM",
-        _ => "Qwen3ForCausalLM",
+    let kinds::Kind { class, wrapper } = kinds::built(&found)?;
+    let Some(wrapper) = wrapper else {
+        refuse_codes(&found)?;
+        let mut keys = Keys::of(found);
+        let described = text_model(&mut keys, class);
+        return unless_wrong(described, keys.wrong);
     };
-    let base = class.replace("LMHeadModel", "Model").replace("ForCausalLM", "Model");
-    keys.fixed(
-        "architectures",
-        &[Value::Null, json!([class]), json!([base])],
-        "only language models are built here",
-    );
-    let described = if kind == "gpt2" { gpt2(&mut keys) } else { llama(&mut keys, kind) };
-    match keys.wrong {
+    wrapped(found, class, wrapper)
+}
+
+fn unless_wrong(described: FolderModel, wrong: Vec<String>) -> Result<FolderModel, Refusal> {
+    match wrong {
         wrong if wrong.is_empty() => Ok(described),
         wrong => Err(Refusal { wrong, remedy: MEND.into() }),
     }
 }
 
+/// Refuses weights that are codes.
+fn refuse_codes(found: &BTreeMap<String, Value>) -> Result<(), Refusal> {
+    let Some(codes) = found.get("quantization_config").filter(|codes| !codes.is_null()) else {
+        return Ok(());
+    };
+    let codes = shown(codes);
+    let why = format!("`quantization_config` is {codes}: weights must be numbers, not codes");
+    Err(Refusal::because(why, "use the model as it was before it was quantized"))
+}
+
+/// Reads the decoder in a wrapper. Other parts of the wrapper are not read.
+fn wrapped(
+    found: BTreeMap<String, Value>,
+    class: ModelClass,
+    wrapper: WrapperClass,
+) -> Result<FolderModel, Refusal> {
+    let inner: BTreeMap<String, Value> = match found.get("text_config") {
+        Some(Value::Object(inner)) => inner.clone().into_iter().collect(),
+        other => unreachable!("`kinds` asks for an object: {other:?}"),
+    };
+    refuse_codes(&found)?;
+    refuse_codes(&inner)?;
+    let (mut outer, mut keys) = (Keys::of(found), Keys::of(inner));
+    outer.fixed("auto_map", &[Value::Null], "it is code of its own, which is not run");
+    let [whole, base] = wrapper.names();
+    let allowed = [Value::Null, json!([whole]), json!([base])];
+    outer.fixed("architectures", &allowed, "the class around a language model decides its parts");
+    let mut described = text_model(&mut keys, class);
+    described.wrapper = Some(wrapper);
+    // The key counts outside of `text_config`; files of version 4 have it inside only.
+    let tied = described.model.tied;
+    described.model.tied = outer.flag("tie_word_embeddings", tied);
+    if let Some(cap) = described.model.logit_cap {
+        let name = wrapper.names()[0];
+        keys.wrong.push(format!(
+            "`final_logit_softcapping` is {cap}, and a {name} caps no logits: write null"
+        ));
+    }
+    let inside = keys.wrong.into_iter().map(|wrong| format!("`text_config`: {wrong}"));
+    let wrong = outer.wrong.into_iter().chain(inside).collect();
+    unless_wrong(described, wrong)
+}
+
+/// Reads a decoder.
+fn text_model(keys: &mut Keys, class: ModelClass) -> FolderModel {
+    keys.read_keys.push("quantization_config");
+    match keys.get("auto_map") {
+        // Files of Phi-4-mini name copies of the class that transformers has itself.
+        Some(map) if class == ModelClass::Phi3 && is_of_phi3(&map) => {}
+        _ => keys.fixed("auto_map", &[Value::Null], "it is code of its own, which is not run"),
+    }
+    let [whole, base] = class.names();
+    let allowed = [Value::Null, json!([whole]), json!([base])];
+    keys.fixed("architectures", &allowed, "only language models are built here");
+    let described = match class {
+        ModelClass::Gpt2 => gpt2(keys),
+        class => decoder::decoder(keys, class),
+    };
+    // Windows that hold a whole sample of the model are none.
+    let model = described.model.for_samples(described.model.seq_len);
+    FolderModel { model, ..described }
+}
+
+/// Whether code of a folder is the code of the class of Phi-3, in files of its own.
+fn is_of_phi3(map: &Value) -> bool {
+    map.as_object().is_some_and(|map| {
+        map.iter().all(|(key, value)| match key.as_str() {
+            "AutoConfig" => value == "configuration_phi3.Phi3Config",
+            "AutoModelForCausalLM" => value == "modeling_phi3.Phi3ForCausalLM",
+            // onebox reads the files of a tokenizer itself.
+            key => key == "AutoTokenizer",
+        })
+    })
+}
+
 /// Stand-in for a model that cannot be read; no caller receives it.
-pub(crate) const fn none() -> FolderModel {
-    let model = ModelConfig {
+pub(crate) fn none() -> FolderModel {
+    FolderModel { model: plain(), positions: "", class: ModelClass::Llama, wrapper: None }
+}
+
+/// Smallest model, with parts of a Llama.
+fn plain() -> ModelConfig {
+    ModelConfig {
         from: None,
         weights: Weights::Pretrained,
         family: Family::Llama,
@@ -141,12 +242,24 @@ pub(crate) const fn none() -> FolderModel {
         init_std: 0.0,
         norm_eps: 0.0,
         rope: NO_ROPE,
+        layer_pattern: "F".into(),
+        window: None,
+        window_rope: NO_ROPE,
         tied: false,
         qkv_bias: false,
         proj_bias: false,
         qk_norm: false,
-    };
-    FolderModel { model, positions: "" }
+        qk_norm_width: false,
+        norm_offset: false,
+        norm_place: NormPlace::Before,
+        gate: Gate::Silu,
+        attention_scale: None,
+        score_cap: None,
+        logit_cap: None,
+        embedding_scale: 1.0,
+        residual_scale: 1.0,
+        logit_scale: 1.0,
+    }
 }
 
 const LAYERS: RangeInclusive<u64> = 1..=10_000;
@@ -157,7 +270,8 @@ const VOCAB: RangeInclusive<u64> = 2..=16_777_216;
 const INNER: RangeInclusive<u64> = 1..=4_000_000;
 
 /// Rotary positions in the config of a model without them.
-const NO_ROPE: RopeConfig = RopeConfig { theta: 10_000.0, scaling: RopeScaling::None };
+const NO_ROPE: RopeConfig =
+    RopeConfig { theta: 10_000.0, rotated_share: 1.0, scaling: RopeScaling::None };
 
 fn gpt2(keys: &mut Keys) -> FolderModel {
     keys.fixed(
@@ -185,8 +299,6 @@ fn gpt2(keys: &mut Keys) -> FolderModel {
         keys.wrong.push(format!("`n_ctx` is {context}, and `n_positions` is {seq_len}"));
     }
     let model = ModelConfig {
-        from: None,
-        weights: Weights::Pretrained,
         family: Family::Gpt2,
         layers,
         hidden,
@@ -194,264 +306,14 @@ fn gpt2(keys: &mut Keys) -> FolderModel {
         kv_heads: heads,
         head_dim: hidden / heads,
         seq_len,
-        vocab: keys.vocab(),
+        vocab: keys.vocab(None),
         ffn_hidden: keys.whole_or("n_inner", INNER, Some(hidden.saturating_mul(4))),
-        dropout: 0.0,
         init_std: keys.number("initializer_range", 0.0, 0.02),
         norm_eps: keys.number("layer_norm_epsilon", 0.0, 1e-5),
-        rope: NO_ROPE,
         tied: true,
         qkv_bias: true,
         proj_bias: true,
-        qk_norm: false,
+        ..plain()
     };
-    FolderModel { model, positions: "n_positions" }
-}
-
-/// Keys that do not change what a model computes in training.
-const HARMLESS: [&str; 27] = [
-    "cache_implementation",
-    "chunk_size_feed_forward",
-    "decoder_start_token_id",
-    "dtype",
-    "finetuning_task",
-    "hidden_dropout",
-    "id2label",
-    "label2id",
-    "max_length",
-    "model_type",
-    "num_labels",
-    "output_attentions",
-    "output_hidden_states",
-    "prefix",
-    "pretraining_tp",
-    "problem_type",
-    "return_dict",
-    "task_specific_params",
-    "tokenizer_class",
-    "torch_dtype",
-    "transformers_version",
-    "unk_token_id",
-    "unsloth_fixed",
-    "unsloth_version",
-    "use_cache",
-    "use_return_dict",
-    "vocab_file",
-];
-
-fn llama(keys: &mut Keys, kind: &str) -> FolderModel {
-    let heads = keys.whole("num_attention_heads", HEADS);
-    let hidden = keys.whole("hidden_size", HIDDEN);
-    // The Qwen3 class has another default than this quotient, but no Qwen3 leaves out the key.
-    let head_dim = match kind {
-        "qwen3" => keys.whole("head_dim", HEADS),
-        _ => keys.whole_or("head_dim", HEADS, Some(hidden / heads)),
-    };
-    let kv_heads = match kind {
-        "llama" => keys.whole_or("num_key_value_heads", HEADS, Some(heads)),
-        _ => keys.whole("num_key_value_heads", HEADS),
-    };
-    let of_queries = Number { key: "num_attention_heads", value: heads };
-    if !keys.found.contains_key("head_dim") {
-        let why = "name `head_dim`, or mend one of them";
-        keys.divides(of_queries, Number { key: "hidden_size", value: hidden }, why);
-    }
-    let why = "as many heads of queries share each head of keys and values";
-    keys.divides(Number { key: "num_key_value_heads", value: kv_heads }, of_queries, why);
-    if head_dim % 2 > 0 && keys.wrong.is_empty() {
-        keys.wrong.push(format!(
-            "`head_dim` is {head_dim}, an odd number: one half of a head is rotated against the other"
-        ));
-    }
-    keys.fixed(
-        "attention_dropout",
-        &[json!(0.0), json!(0)],
-        "onebox has no dropout of attention weights alone; write 0.0, and `model.dropout` in the config drops there and elsewhere",
-    );
-    keys.fixed("hidden_act", &[json!("silu"), json!("swish")], "gates here are SiLU");
-    keys.fixed("mlp_bias", &[json!(false)], "gated MLPs have no biases here");
-    keys.fixed("is_decoder", &[json!(false), json!(true)], "it says whether a model is a decoder");
-    keys.fixed("add_cross_attention", &[json!(false)], "there is none here");
-    keys.fixed("is_encoder_decoder", &[json!(false)], "there is no encoder here");
-    keys.fixed("cross_attention_hidden_size", &[Value::Null], "there is none here");
-    keys.fixed("pruned_heads", &[Value::Null, json!({})], "all heads are there");
-    keys.fixed("tie_encoder_decoder", &[json!(false)], "there is no encoder here");
-    let biases = match kind {
-        "llama" | "qwen3" => keys.flag("attention_bias", false),
-        _ => {
-            keys.fixed(
-                "attention_bias",
-                &[json!(kind == "qwen2")],
-                "its class does not have it so",
-            );
-            false
-        }
-    };
-    let most = keys.whole("max_position_embeddings", TOKENS);
-    let window = window(keys, kind);
-    let model = ModelConfig {
-        from: None,
-        weights: Weights::Pretrained,
-        family: Family::Llama,
-        layers: keys.whole("num_hidden_layers", LAYERS),
-        hidden,
-        heads,
-        kv_heads,
-        head_dim,
-        seq_len: most.min(window.unwrap_or(most)),
-        vocab: keys.vocab(),
-        ffn_hidden: keys.whole("intermediate_size", INNER),
-        dropout: 0.0,
-        init_std: keys.number("initializer_range", 0.0, 0.02),
-        norm_eps: keys.number("rms_norm_eps", 0.0, 1e-6),
-        rope: rope(keys),
-        tied: keys.flag("tie_word_embeddings", false),
-        qkv_bias: biases || kind == "qwen2",
-        proj_bias: biases,
-        qk_norm: kind == "qwen3",
-    };
-    let known = |key: &&String| {
-        key.starts_with('_')
-            || keys.read_keys.contains(&key.as_str())
-            || HARMLESS.contains(&key.as_str())
-    };
-    let strange: Vec<String> = keys
-        .found
-        .iter()
-        .filter(|(key, value)| !known(key) && !value.is_null() && **value != json!(false))
-        .map(|(key, value)| {
-            format!(
-                "`{}` is {}, and onebox does not know what it changes: if nothing, take it out",
-                foreign(key),
-                shown(value)
-            )
-        })
-        .collect();
-    keys.wrong.extend(strange);
-    let positions = match window {
-        Some(window) if window < most => "sliding_window",
-        _ => "max_position_embeddings",
-    };
-    FolderModel { model, positions }
-}
-
-/// Default attention window in tokens, if a class has a window and its `config.json` gives no
-/// number.
-pub const WINDOW: usize = 4096;
-
-/// Attention window in tokens; `None` if attention reads all tokens of a sample.
-fn window(keys: &mut Keys, kind: &str) -> Option<usize> {
-    let qwen = kind.starts_with("qwen");
-    let used = !qwen || keys.flag("use_sliding_window", false);
-    if let Some(types) = keys.get("layer_types") {
-        let full = |kind: &Value| kind == "full_attention" || (used && kind == "sliding_attention");
-        if !types.as_array().is_some_and(|all| all.iter().all(full)) {
-            let types = shown(&types);
-            keys.wrong
-                .push(format!("`layer_types` is {types}: all layers look at all tokens here"));
-        }
-    }
-    keys.read_keys.extend(["max_window_layers", "sliding_window"]);
-    // Without the key its class has a window; null means no window.
-    let none = keys.found.get("sliding_window").is_some_and(Value::is_null);
-    let windowed = used && !none && (kind == "mistral" || qwen);
-    windowed.then(|| keys.whole_or("sliding_window", TOKENS, Some(WINDOW)))
-}
-
-/// Reads both forms: `rope_parameters` of version 5, `rope_theta` and `rope_scaling` of version 4.
-fn rope(keys: &mut Keys) -> RopeConfig {
-    keys.fixed("partial_rotary_factor", &[json!(1.0), json!(1)], "whole heads are rotated here");
-    let theta = keys.get("rope_theta");
-    let (scaling, parameters) = (keys.get("rope_scaling"), keys.get("rope_parameters"));
-    if let (Some(old), Some(new)) = (&scaling, &parameters)
-        && ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
-            .iter()
-            .any(|key| old.get(key) != new.get(key))
-    {
-        keys.wrong.push(format!(
-            "`rope_scaling` is {}, and `rope_parameters` is {}: they contradict each other",
-            shown(old),
-            shown(new)
-        ));
-        return NO_ROPE;
-    }
-    let name = if parameters.is_some() { "rope_parameters" } else { "rope_scaling" };
-    let inner = match parameters.or(scaling).unwrap_or_else(|| json!({})) {
-        Value::Object(inner) => inner.into_iter().collect(),
-        other => {
-            keys.wrong.push(format!("`{name}` is {}, not an object", shown(&other)));
-            return NO_ROPE;
-        }
-    };
-    let mut inner = Keys { found: inner, wrong: Vec::new(), read_keys: Vec::new() };
-    let own = inner.get("rope_theta");
-    if let (Some(own), Some(theta)) = (&own, &theta)
-        && own.as_f64() != theta.as_f64()
-    {
-        let (own, theta) = (shown(own), shown(theta));
-        keys.wrong.push(format!("`rope_theta` is {theta}, and in `{name}` {own}"));
-    }
-    let theta = own.or(theta).unwrap_or_else(|| json!(10_000.0));
-    let scaling = rope_scaling(&mut inner);
-    inner.fixed("partial_rotary_factor", &[json!(1.0), json!(1)], "whole heads are rotated here");
-    let strange: Vec<String> = inner
-        .found
-        .keys()
-        .filter(|key| !inner.read_keys.contains(&key.as_str()))
-        .cloned()
-        .collect();
-    inner.wrong.extend(
-        strange.iter().map(|key| format!("`{}` is nothing that onebox computes", foreign(key))),
-    );
-    keys.wrong.extend(inner.wrong.iter().map(|wrong| format!("`{name}`: {wrong}")));
-    match theta.as_f64().filter(|theta| (1.0..=1e12).contains(theta)) {
-        Some(theta) => RopeConfig { theta: theta as f32, scaling },
-        None => {
-            let theta = shown(&theta);
-            keys.wrong.push(format!("`rope_theta` is {theta}, not a number from 1 to 1e12"));
-            NO_ROPE
-        }
-    }
-}
-
-fn rope_scaling(inner: &mut Keys) -> RopeScaling {
-    let (old, new) = (inner.get("type"), inner.get("rope_type"));
-    if let (Some(old), Some(new)) = (&old, &new)
-        && old != new
-    {
-        let (old, new) = (shown(old), shown(new));
-        inner.wrong.push(format!("`type` is {old}, and `rope_type` is {new}"));
-    }
-    match new.or(old).unwrap_or_else(|| json!("default")).as_str() {
-        Some("default") => RopeScaling::None,
-        Some("linear") => RopeScaling::Linear { factor: factor(inner, "factor") },
-        Some("llama3") => {
-            let original_seq_len = inner.whole("original_max_position_embeddings", TOKENS);
-            let [factor, low_freq_factor, high_freq_factor] =
-                ["factor", "low_freq_factor", "high_freq_factor"].map(|key| factor(inner, key));
-            if low_freq_factor >= high_freq_factor && inner.wrong.is_empty() {
-                inner.wrong.push(format!(
-                    "`low_freq_factor` is {low_freq_factor}, and `high_freq_factor` is \
-                     {high_freq_factor}: the first must be smaller"
-                ));
-            }
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_seq_len }
-        }
-        other => {
-            let other =
-                other.map_or_else(|| "no name".to_owned(), |name| format!("\"{}\"", foreign(name)));
-            let why = "default, linear and llama3 are built here";
-            inner.wrong.push(format!("`rope_type` is {other}: {why}"));
-            // Errors about further keys of an unknown type would be noise.
-            inner.found.clear();
-            RopeScaling::None
-        }
-    }
-}
-
-fn factor(inner: &mut Keys, key: &'static str) -> f32 {
-    if !inner.found.contains_key(key) {
-        inner.wrong.push(format!("`{key}` is missing"));
-    }
-    inner.number(key, 0.01, 1.0)
+    FolderModel { model, positions: "n_positions", class: ModelClass::Gpt2, wrapper: None }
 }

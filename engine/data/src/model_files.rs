@@ -8,7 +8,7 @@ use config::transformers::pointer;
 use files::foreign_text::foreign;
 use files::hub::{ModelFolder, incomplete_download};
 use files::input;
-use files::names::{FILES, KEPT, TOKENIZER};
+use files::names::{FILES, KEPT, TOKENIZER, UNTRAINED};
 use files::path_text::ShownPath;
 use files::regular_file::open_at;
 use rustix::fs::{CWD, OFlags};
@@ -77,7 +77,7 @@ impl ModelFiles {
         // An empty parent means a file in the working directory.
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let folder = ModelFolder::open(path).map_err(|e| unreadable(path, e))?;
-        Self::read(|name| folder.file(name), path)
+        Self::read(&FILES, |name| folder.file(name), path)
     }
 
     /// Reads the files that the run in `run` has kept; there may be none.
@@ -89,17 +89,21 @@ impl ModelFiles {
         match open_at(CWD, &path, OFlags::DIRECTORY) {
             Ok(folder) => {
                 let file = |name: &str| open_at(&folder, Path::new(name), OFlags::empty());
-                Self::read(file, &path)
+                Self::read(&[&FILES[..], &[UNTRAINED]].concat(), file, &path)
             }
             Err(error) if error.kind() == NotFound => Ok(Self::default()),
             Err(error) => Err(unreadable(&path, error)),
         }
     }
 
-    /// Reads the files that `file` opens; `path` is their folder.
-    fn read(file: impl Fn(&str) -> io::Result<File>, path: &Path) -> Result<Self, ModelFileError> {
+    /// Reads the files `names` that `file` opens; `path` is their folder.
+    fn read(
+        names: &[&'static str],
+        file: impl Fn(&str) -> io::Result<File>,
+        path: &Path,
+    ) -> Result<Self, ModelFileError> {
         let (mut files, mut left) = (Vec::new(), MOST);
-        for name in FILES {
+        for name in names.iter().copied() {
             let at = path.join(name);
             let file = match file(name) {
                 Err(error) if error.kind() == NotFound => continue,
@@ -176,6 +180,11 @@ impl ModelFiles {
     pub fn without_model(mut self) -> Self {
         self.files.retain(|(name, _)| *name != "config.json");
         self
+    }
+
+    /// Adds a file of onebox, which names the tensors that a run does not train.
+    pub fn add_untrained(&mut self, bytes: Vec<u8>) {
+        self.files.push((UNTRAINED, bytes));
     }
 
     /// Names and contents of the files.

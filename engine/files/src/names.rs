@@ -32,7 +32,7 @@ pub const LOCK: &str = ".lock";
 /// Folder in the run's directory for files that the run copies from the folder of `model.from`.
 pub const KEPT: &str = "model.from";
 /// The copied files, if they exist. An export takes only special tokens from this `config.json`.
-pub const FILES: [&str; 12] = [
+pub const FILES: [&str; 14] = [
     "config.json",
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -41,11 +41,16 @@ pub const FILES: [&str; 12] = [
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
     "tekken.json",
 ];
+
+/// File in the same folder that names the tensors which the run does not train, and their folder.
+pub const UNTRAINED: &str = "untrained.json";
 
 /// The folder of checkpoints in a run's directory.
 pub const CHECKPOINTS: &str = "checkpoints";

@@ -3,11 +3,12 @@
 use crate::LocalMachine;
 use crate::attention::library_scratch;
 use crate::batches::BatchLayout;
+use crate::decoder_parts::{LayerKinds, architecture, layer_kinds};
 use crate::placement::kernel_threads;
+pub use config::decimal;
 use config::{
-    self, Accumulate, Attention, BoxConfig, Config, DeviceConfig, Family, Master, ModelConfig,
-    Moments, OptimizerConfig, OptimizerKind, Packing, ParameterPlace, Placement, Precision,
-    Recompute, Transfer, UpdateMode,
+    self, Accumulate, Attention, BoxConfig, Config, DeviceConfig, Master, Moments, OptimizerConfig,
+    OptimizerKind, Packing, ParameterPlace, Placement, Precision, Recompute, Transfer, UpdateMode,
 };
 use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
@@ -17,8 +18,7 @@ use offload::{
 };
 use std::sync::Arc;
 use tensor_parallel::{
-    Architecture, CheckpointHome, Decoder, DecoderShape, Positions, Ring, Rope, RopeScaling,
-    SegmentRole, head_rows,
+    CheckpointHome, Decoder, DecoderShape, QkNorm, Ring, SegmentRole, head_rows,
 };
 use topology::HostBytes;
 
@@ -77,9 +77,12 @@ pub struct KernelScratch {
 /// Shapes of the model under a config.
 pub fn shape(config: &Config) -> DecoderShape {
     let (m, dtype) = (&config.model, dtype(config.precision));
+    let LayerKinds { kinds, layer_kinds } = layer_kinds(m, m.seq_len);
     DecoderShape {
-        architecture: architecture(m),
+        architecture: architecture(m, dtype),
         layers: m.layers,
+        kinds,
+        layer_kinds,
         hidden: m.hidden,
         heads: m.heads,
         kv_heads: m.kv_heads,
@@ -110,48 +113,6 @@ pub fn shape(config: &Config) -> DecoderShape {
         dropout: m.dropout,
         init_std: f64::from(m.init_std),
     }
-}
-
-/// Architecture of the decoder that a config describes.
-fn architecture(m: &ModelConfig) -> Architecture {
-    let norm_epsilon = decimal(m.norm_eps);
-    match m.family {
-        Family::Gpt2 => return Architecture { norm_epsilon, ..Architecture::GPT2 },
-        Family::Llama => {}
-    }
-    let scaling = match m.rope.scaling {
-        config::RopeScaling::None => RopeScaling::None,
-        config::RopeScaling::Linear { factor } => RopeScaling::Linear { factor: decimal(factor) },
-        config::RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_seq_len,
-        } => RopeScaling::Llama3 {
-            factor: decimal(factor),
-            low_freq_factor: decimal(low_freq_factor),
-            high_freq_factor: decimal(high_freq_factor),
-            original_seq_len,
-        },
-    };
-    Architecture {
-        rms_norm: true,
-        norm_epsilon,
-        positions: Positions::Rotary(Rope { theta: decimal(m.rope.theta), scaling }),
-        joined_qkv: false,
-        qkv_bias: m.qkv_bias,
-        proj_bias: m.proj_bias,
-        qk_norm: m.qk_norm,
-        swiglu: true,
-        tied: m.tied,
-        scaled_residuals: false,
-    }
-}
-
-/// Converts an f32 to the decimal number that the config has. The f32 holds only the nearest
-/// number.
-pub fn decimal(x: f32) -> f64 {
-    x.to_string().parse().unwrap_or_else(|e| unreachable!("{x} is not a number: {e}"))
 }
 
 /// Storage type of a precision.
@@ -207,7 +168,14 @@ pub fn op_scratch(config: &Config) -> u64 {
 /// gradients of its gains and biases. cuDNN's attention needs a matrix of weights for each head.
 pub fn shape_scratch(shape: &DecoderShape, attention: Attention) -> u64 {
     let rows = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
-    let gains = if shape.architecture.qk_norm { cuda::gains_scratch(shape.head_dim) } else { 0 };
+    let gains = match shape.architecture.qk_norm {
+        None => 0,
+        Some(QkNorm::Heads) => cuda::gains_scratch(shape.head_dim),
+        Some(QkNorm::Width) => {
+            let heads = shape.heads / shape.tp_size + shape.kv_heads.div_ceil(shape.tp_size);
+            cuda::norm_scratch((shape.tokens(), heads * shape.head_dim), false)
+        }
+    };
     let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.architecture.rms_norm);
     rows.max(gains).max(norms).max(library_scratch(attention, shape))
 }

@@ -6,6 +6,7 @@
 pub mod attention;
 pub mod batches;
 pub mod build;
+pub mod decoder_parts;
 pub mod gpu_memory;
 pub mod hardware_queues;
 pub mod least;

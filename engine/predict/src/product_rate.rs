@@ -6,7 +6,7 @@ use crate::boxes;
 use crate::sim::{self, Program};
 use crate::simulate::SimulateError;
 use config::{BoxConfig, Config, load_str};
-use device::{Device, Plan, Rank};
+use device::{Device, Error, Plan, Rank};
 use std::path::Path;
 use std::sync::Arc;
 use topology::HostBytes;
@@ -40,12 +40,12 @@ pub fn product_rate(
     width: OperandWidth,
     plan: &Arc<Plan>,
     seconds: f64,
-    submit: impl FnOnce(&Device),
+    submit: impl FnOnce(&Device) -> Result<(), Error>,
 ) -> Result<Option<f64>, SimulateError> {
     let rank = Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 };
     let program = sim::record(rank, plan, true, |dev| {
         dev.begin_step(1);
-        submit(dev);
+        submit(dev)?;
         dev.sync_all()
     })?;
     let config = lone_rank();
@@ -107,9 +107,11 @@ mod tests {
         let described = load_box(Path::new("h200-256gib")).unwrap();
         let (plan, [a, b, c]) = planned(4096, 4096, 4096);
         let submit = |dev: &Device| {
+            [a, b].into_iter().try_for_each(|t| dev.write(t, &|_| 0.0))?;
             for _ in 0..3 {
                 dev.submit(Lane::Compute, Op::product(a, b, c));
             }
+            Ok(())
         };
         // Three products at 500 TFLOPS, all told.
         let seconds = 3.0 * 2.0 * 4096f64.powi(3) / 5e14;
@@ -120,7 +122,7 @@ mod tests {
         let program =
             sim::record(Rank { tp: 0, tp_size: 1, dp: 0, dp_size: 1 }, &plan, true, |dev| {
                 dev.begin_step(1);
-                submit(dev);
+                submit(dev)?;
                 dev.sync_all()
             });
         let half = OperandWidth::Half;
@@ -132,7 +134,11 @@ mod tests {
     fn a_time_that_no_rate_reaches_has_no_rate() {
         let described = load_box(Path::new("h200-256gib")).unwrap();
         let (plan, [a, b, c]) = planned(128, 128, 128);
-        let submit = |dev: &Device| dev.submit(Lane::Compute, Op::product(a, b, c));
+        let submit = |dev: &Device| {
+            [a, b].into_iter().try_for_each(|t| dev.write(t, &|_| 0.0))?;
+            dev.submit(Lane::Compute, Op::product(a, b, c));
+            Ok(())
+        };
         // The gap between kernels alone is longer.
         let rate = product_rate(&described, OperandWidth::Half, &plan, 1e-9, submit).unwrap();
         assert_eq!(rate, None);

@@ -14,7 +14,10 @@ mod ptx;
 mod rig;
 
 use device::numerics::CountedRange;
-use device::{DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduction, VocabShard};
+use device::{
+    DeviceOp, Dropout, Dtype, Gate, HeadNorm, HeadNormGrads, Heads, Op, Reduction, VocabShard,
+    WidthNorm,
+};
 use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 use rig::{Rig, VALUES, noise, normal, ulp};
 use std::sync::Arc;
@@ -111,17 +114,15 @@ fn dropout_is_the_same_bits() {
                 let partial = rig.put(Dtype::F32, (rows, cols), &values);
                 let bias = rig.put(dtype, (1, cols), &noise(2, cols));
                 let residual = rig.put(dtype, (rows, cols), &noise(3, n));
-                let mut pair = rig.open();
-                pair.check_exact(&Op::BiasDropoutAdd { x, bias: Some(bias), residual, y, dropout });
-                pair.check_exact(&Op::BiasDropoutAdd {
-                    x: partial,
-                    bias: Some(bias),
-                    residual,
-                    y,
-                    dropout,
-                });
-                pair.check_exact(&Op::Dropout { x, y, dropout });
-                pair.check_exact(&Op::Dropout { x, y: x, dropout });
+                let (mut pair, bias) = (rig.open(), Some(bias));
+                for scale in [1.0, 0.22] {
+                    for x in [x, partial] {
+                        let op = Op::BiasDropoutAdd { x, bias, residual, y, dropout, scale };
+                        pair.check_exact(&op);
+                    }
+                    pair.check_exact(&Op::Dropout { x, y, dropout, scale });
+                    pair.check_exact(&Op::Dropout { x, y: x, dropout, scale });
+                }
             }
         }
     });
@@ -221,13 +222,19 @@ fn rows_of_tables_are_the_same_bits() {
             let documents = [3, 4, 1, 1, 5, 7, 7, 2, 2, 3, 7, 7, 4, 3];
             let starts = rig.put_starts(7, &documents, first_row..first_row + 40);
             let mut pair = rig.open();
-            pair.check_exact(&Op::Embedding { tokens: ids, table, shard, y });
+            for scale in [1.0, 61.96] {
+                pair.check_exact(&Op::Embedding { tokens: ids, table, shard, scale, y });
+            }
             for starts in [None, Some(starts)] {
                 pair.check_exact(&Op::AddPositions { x: y, table: positions, first_row, starts });
                 let op = Op::PositionsBackward { d_y, first_row, starts, d_table: d_positions };
                 pair.check_exact(&op);
             }
-            pair.check_exact(&Op::EmbeddingBackward { tokens: ids, order, d_y, shard, d_table });
+            for scale in [1.0, 61.96] {
+                let tokens = ids;
+                let op = Op::EmbeddingBackward { tokens, order, d_y, shard, scale, d_table };
+                pair.check_exact(&op);
+            }
         }
     });
 }
@@ -283,20 +290,25 @@ fn the_loss_over_two_shards_agrees() {
         });
         let mut pair = rig.open();
         for (logits, max, sums, shard) in shards {
-            pair.check_exact(&Op::RowMax { x: logits, y: max, shard });
-            let targets = ids;
-            pair.check(&Op::CrossEntropyStats { logits, max, targets, shard, sums }, 0.0, 2.0);
-            pair.check(&Op::CrossEntropyLoss { sums, targets, loss }, 1e-13, 0.0);
-            let factor = 0.25;
-            pair.check_exact(&Op::CrossEntropyBackward {
-                logits,
-                max,
-                sums,
-                targets,
-                shard,
-                scale,
-                factor,
-            });
+            for (step, cap) in [None, Some(30.0)].into_iter().enumerate() {
+                // The first step leaves gradients, which the second one scales.
+                let (targets, factor, scale_of) = (ids, 0.25, [0.5, 1e3][step]);
+                pair.check_exact(&Op::CapLogits { logits, scale: scale_of, cap });
+                pair.check_exact(&Op::RowMax { x: logits, y: max, shard });
+                let op = Op::CrossEntropyStats { logits, max, targets, shard, sums };
+                pair.check(&op, 0.0, 4.0);
+                pair.check(&Op::CrossEntropyLoss { sums, targets, loss }, 1e-13, 0.0);
+                pair.check_exact(&Op::CrossEntropyBackward {
+                    logits,
+                    max,
+                    sums,
+                    targets,
+                    shard,
+                    scale,
+                    factor,
+                    cap,
+                });
+            }
         }
     });
 }
@@ -396,18 +408,54 @@ fn rms_norm_and_its_gradients_agree() {
             let (y, stats) = (rig.out(dtype, (rows, cols)), rig.out(Dtype::F32, (rows, 1)));
             let d_x = rig.put_noise(dtype, (rows, cols), 5);
             let d_gain = rig.out(dtype, (1, cols));
+            // The sum of a branch, and its gradient, may be F32.
+            let wide = rig.put_noise(Dtype::F32, (rows, cols), 6);
+            let d_wide = rig.put_noise(Dtype::F32, (rows, cols), 7);
             let mut pair = rig.open();
-            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }, 3e-7, 1.0);
-            let op = Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain };
-            // The gain's gradient is a sum over the rows.
-            let sums = (rows as f64 / 100.0).max(1.0);
-            pair.check(&op, 4e-6 * sums, 1.0);
+            for (offset, x, d_x) in [(0.0, x, d_x), (1.0, x, d_x), (1.0, wide, d_wide)] {
+                let op = Op::RmsNorm { x, gain, offset, y, stats, epsilon: 1e-5 };
+                let factors = f64::from(1.0 + offset);
+                pair.check(&op, 3e-7 * factors, 1.0);
+                let op = Op::RmsNormBackward { x, gain, offset, stats, d_y, d_x, add, d_gain };
+                // The gain's gradient is a sum over the rows.
+                let sums = (rows as f64 / 100.0).max(1.0);
+                pair.check(&op, 4e-6 * sums * factors, 1.0);
+            }
         }
     });
 }
 
 #[test]
-fn swiglu_and_its_gradient_agree() {
+fn norms_over_the_width_of_q_and_k_agree() {
+    in_each_type(|dtype, skew| {
+        // Heads of one column, of parts of a run, over several runs of a thread, and many rows.
+        for (rows, (count, kv_count), dim) in
+            [(3, (2, 1), 1), (5, (3, 1), 5), (4, (9, 3), 200), (600, (4, 2), 8)]
+        {
+            let heads = Heads { count, kv_count, first: 0, total: count, seq_len: rows };
+            let (all, normed) = ((count + 2 * kv_count) * dim, (count + kv_count) * dim);
+            let mut rig = Rig::new(skew);
+            let [qkv, d_qkv] = [1, 2].map(|seed| rig.put_noise(dtype, (rows, all), seed));
+            let gain = rig.put_noise(dtype, (1, normed), 3);
+            let raw = rig.out(dtype, (rows, normed));
+            let [sums, dots] = [(); 2].map(|()| rig.out(Dtype::F32, (rows, 2)));
+            let d_gain = rig.out(dtype, (1, normed));
+            // As if another rank had as many columns of q, and a copy of k.
+            let widths = [2 * count * dim, 2 * kv_count * dim].map(|n| n as f32);
+            let norm = WidthNorm { heads, gain, sums, widths, epsilon: 1e-5 };
+            let mut pair = rig.open();
+            pair.check(&Op::WidthNormSums { qkv, raw, heads, sums }, 1e-6, 4.0);
+            pair.check_exact(&Op::WidthNorm { qkv, raw, norm });
+            let near = 1e-6 * (normed as f64).sqrt();
+            pair.check(&Op::WidthNormBackwardSums { d_qkv, raw, norm, dots }, near, 4.0);
+            let op = Op::WidthNormBackward { d_qkv, raw, norm, dots, d_gain };
+            pair.check(&op, 4e-6 * (rows as f64 / 100.0).max(1.0), 1.0);
+        }
+    });
+}
+
+#[test]
+fn gates_and_their_gradients_are_the_same_bits() {
     in_each_type(|dtype, skew| {
         for (rows, width) in [(3, 5), (1, 1031), (9, 64), (300, 33)] {
             let mut rig = Rig::new(skew);
@@ -415,8 +463,10 @@ fn swiglu_and_its_gradient_agree() {
             let x = rig.put(dtype, (rows, 2 * width), &values);
             let (y, d) = (rig.out(dtype, (rows, width)), rig.put_noise(dtype, (rows, width), 2));
             let mut pair = rig.open();
-            pair.check_exact(&Op::SwiGlu { x, y });
-            pair.check_exact(&Op::SwiGluBackward { x, d });
+            for gate in [Gate::Silu, Gate::Gelu] {
+                pair.check_exact(&Op::SwiGlu { x, y, gate });
+                pair.check_exact(&Op::SwiGluBackward { x, d, gate });
+            }
         }
     });
 }
@@ -424,26 +474,31 @@ fn swiglu_and_its_gradient_agree() {
 #[test]
 fn rotations_and_their_gradients_agree() {
     in_each_type(|dtype, skew| {
-        // Heads of whole runs of 8 pairs, of parts of one, and of one pair.
-        for (rows, (count, kv_count), dim) in [
-            (10, (6, 2), 2),
-            (35, (3, 1), 10),
-            (40, (12, 2), 16),
-            (50, (6, 1), 34),
-            (15, (5, 5), 80),
-            (75, (4, 1), 98),
-            (5, (4, 4), 128),
-            (15, (2, 1), 256),
+        // Heads of whole runs of 8 pairs, of parts of one, and of one pair; then heads of which the
+        // first elements turn alone, the last with more runs than lanes of half a warp.
+        for (rows, (count, kv_count), dim, turned) in [
+            (10, (6, 2), 2, 2),
+            (35, (3, 1), 10, 10),
+            (40, (12, 2), 16, 16),
+            (50, (6, 1), 34, 34),
+            (15, (5, 5), 80, 80),
+            (75, (4, 1), 98, 98),
+            (5, (4, 4), 128, 128),
+            (15, (2, 1), 256, 256),
+            (35, (3, 1), 10, 4),
+            (40, (12, 2), 128, 64),
+            (15, (5, 5), 80, 78),
+            (15, (2, 1), 256, 2),
         ] {
-            for normed in [false, true] {
+            for offset in [None, Some(0.0), Some(1.0)] {
                 let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 5 };
                 let columns = (count + 2 * kv_count) * dim;
                 let mut rig = Rig::new(skew);
-                let angle = |i: usize| (i / dim * (1 + i % (dim / 2))) as f64;
-                let half =
-                    |i: usize| if i % dim < dim / 2 { angle(i).cos() } else { angle(i).sin() };
-                let table: Vec<f64> = (0..5 * dim).map(half).collect();
-                let table = rig.put(Dtype::F32, (5, dim), &table);
+                let angle = |i: usize| (i / turned * (1 + i % (turned / 2))) as f64;
+                let is_cosine = |i: usize| i % turned < turned / 2;
+                let half = |i: usize| if is_cosine(i) { angle(i).cos() } else { angle(i).sin() };
+                let table: Vec<f64> = (0..5 * turned).map(half).collect();
+                let table = rig.put(Dtype::F32, (5, turned), &table);
                 let qkv = rig.put_noise(dtype, (rows, columns), 1);
                 let d_qkv = rig.put_noise(dtype, (rows, columns), 2);
                 let (q_gain, k_gain) =
@@ -453,14 +508,17 @@ fn rotations_and_their_gradients_agree() {
                     q_gain: rig.out(dtype, (1, dim)),
                     k_gain: rig.out(dtype, (1, dim)),
                 };
-                let norm = normed.then_some(HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 });
+                let epsilon = 1e-6;
+                let norm = offset.map(|offset| HeadNorm { q_gain, k_gain, raw, epsilon, offset });
+                let factors = f64::from(1.0 + offset.unwrap_or(0.0));
                 let starts = rig.put_starts(5, &[2, 3, 1, 4].repeat(rows / 5), 0..rows);
                 let mut pair = rig.open();
                 for starts in [None, Some(starts)] {
-                    pair.check(&Op::Rotary { qkv, table, heads, starts, norm }, 4e-7, 1.0);
+                    let op = Op::Rotary { qkv, table, heads, starts, norm };
+                    pair.check(&op, 4e-7 * factors, 1.0);
                     let norm = norm.map(|norm| (norm, grads));
                     let op = Op::RotaryBackward { d_qkv, table, heads, starts, norm };
-                    pair.check(&op, 8e-6, 1.0);
+                    pair.check(&op, 2e-5 * factors, 1.0);
                 }
             }
         }

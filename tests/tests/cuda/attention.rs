@@ -4,7 +4,7 @@
 use super::{ALONE, in_process, on_a_real_gpu, on_cuda, try_run, under_fake};
 use device::cuda::attention_workspace;
 use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, MatmulSelection, Peers};
-use device::{Arena, Device, Dropout, Dtype, Heads, Lane, Op, Plan, Rank, Tensor, random};
+use device::{Arena, Device, Dropout, Dtype, Heads, Lane, Op, Plan, Rank, Scores, Tensor, random};
 use device::{Communicator, HostWork};
 use engine::run::RunOptions;
 use std::sync::Arc;
@@ -113,9 +113,10 @@ impl Bench {
         let Self { dev, heads, dropout, qkv, out, lse, d_out, d_qkv } = self;
         let (heads, starts, dropout) = (*heads, None, *dropout);
         let (qkv, out, lse, d_out, d_qkv) = (*qkv, *out, *lse, *d_out, *d_qkv);
-        dev.submit(Lane::Compute, Op::Attention { qkv, out, lse, heads, starts, dropout });
+        let scores = Scores::of(heads.dim(qkv.shape().1));
+        dev.submit(Lane::Compute, Op::Attention { qkv, out, lse, heads, starts, dropout, scores });
         let backward =
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores };
         dev.submit(Lane::Compute, backward);
         dev.sync_all().map_err(|e| e.to_string())?;
         Ok([out, lse, d_qkv].map(|t| {

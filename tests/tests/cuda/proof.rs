@@ -35,8 +35,8 @@ const MODELS: &[&[&str]] = &[
 ];
 
 const HOPPER: &[&[&str]] = &[
-    &["precision=Fp8"],
-    &["precision=Fp8", "model.family=Llama", "parallel.tensor=2"],
+    &["precision=Fp8", "model.heads=2"],
+    &["precision=Fp8", "model.heads=2", "model.family=Llama", "parallel.tensor=2"],
     &["precision=Bf16", "attention=Cudnn", "model.seq_len=70"],
 ];
 

@@ -1,6 +1,6 @@
-//! The Llama family, compared with transformers and PyTorch in float64: models from
-//! tests/fixtures/make_llama_fixture.py give the same logits, loss, gradients and ten losses on
-//! every layout, and are exported unchanged.
+//! Decoders of transformers, compared with transformers and PyTorch in float64: models from
+//! tests/fixtures/make_llama_fixture.py and make_decoder_fixture.py give the same logits, loss,
+//! gradients and ten losses on every layout, and are exported unchanged.
 #![allow(missing_docs, reason = "a test")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
@@ -33,7 +33,24 @@ const MASKED_B: usize = 24;
 const SEED: u64 = 7;
 const V: usize = 61;
 
-const MODELS: [&str; 5] = ["llama3", "llama-linear", "mistral", "qwen2", "qwen3"];
+const MODELS: [&str; 16] = [
+    "llama3",
+    "llama-linear",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "mistral-window",
+    "ministral3",
+    "olmo2",
+    "olmo3",
+    "smollm3",
+    "phi3",
+    "granite",
+    "seed-oss",
+    "qwen3-window",
+];
 
 /// Layouts: (tensor, data, sequence).
 const LAYOUTS: [(usize, usize, bool); 7] = [
@@ -51,15 +68,27 @@ fn folder(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/hf-{model}-tiny"))
 }
 
-/// Name in transformers of the tensor `ours`.
-fn theirs(ours: &str) -> String {
+/// Names of a block's norms: (onebox, transformers), a name before its prefix.
+const LLAMA_NORMS: [(&str, &str); 2] =
+    [("ln_1", "input_layernorm"), ("ln_2", "post_attention_layernorm")];
+const GEMMA_NORMS: [(&str, &str); 4] = [
+    ("ln_1_post", "post_attention_layernorm"),
+    ("ln_2_post", "post_feedforward_layernorm"),
+    ("ln_1", "input_layernorm"),
+    ("ln_2", "pre_feedforward_layernorm"),
+];
+
+/// Name in transformers of the tensor `ours` of `model`.
+fn theirs(model: &str, ours: &str) -> String {
     let name = match ours {
         "wte" => return "model.embed_tokens.weight".into(),
         "head" => return "lm_head.weight".into(),
         "ln_f.weight" => return "model.norm.weight".into(),
         _ => ours.replacen("h.", "model.layers.", 1),
     };
-    let name = name.replace("ln_1", "input_layernorm").replace("ln_2", "post_attention_layernorm");
+    let gemma = model.starts_with("gemma") || model.starts_with("olmo");
+    let norms = if gemma { &GEMMA_NORMS[..] } else { &LLAMA_NORMS[..] };
+    let name = norms.iter().fold(name, |name, (ours, theirs)| name.replace(ours, theirs));
     let name = name.replace("mlp.proj", "mlp.down").replace("attn.proj", "attn.o");
     let mut parts: Vec<String> = name.split('.').map(str::to_owned).collect();
     if parts[3] == "attn" {
@@ -80,7 +109,30 @@ fn load(model: &str) -> Fixture {
             all.add(&std::fs::read(path).unwrap());
         }
     }
+    split_joined(&mut all);
     all
+}
+
+/// Adds the parts of tensors that Phi-3 stores as one: q, k, v with 6, 2, 2 heads, and gate, up.
+fn split_joined(all: &mut Fixture) {
+    const JOINED: [(&str, &[(&str, usize)]); 2] = [
+        ("qkv_proj", &[("q_proj", 6), ("k_proj", 2), ("v_proj", 2)]),
+        ("gate_up_proj", &[("gate_proj", 1), ("up_proj", 1)]),
+    ];
+    for (joined, parts) in JOINED {
+        let found: Vec<String> =
+            all.0.keys().filter(|name| name.contains(joined)).cloned().collect();
+        let all_rows: usize = parts.iter().map(|(_, rows)| rows).sum();
+        for name in found {
+            let values = all.0[&name].clone();
+            let mut left = &values[..];
+            for (part, rows) in parts {
+                let (own, rest) = left.split_at(values.len() * rows / all_rows);
+                all.0.insert(name.replace(joined, part), own.to_vec());
+                left = rest;
+            }
+        }
+    }
 }
 
 fn fp32(model: &str, sets: &[String], seed: u64) -> Config {
@@ -125,23 +177,32 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
                 tokens: fixture.get("tokens"),
                 targets: fixture.get("targets"),
                 starts: None,
-                param: &|name| fixture.get(&theirs(name)),
+                param: &|name| fixture.get(&theirs(model, name)),
             };
             let PassResult { logits, loss, grads } = pass(&shape, layout.1, &given);
             let apart = worst(&logits, fixture.get("logits"));
             assert!(apart < 1e-5, "{model} {sets:?}: logits are {apart:e} apart");
             let apart = (loss - fixture.get("loss")[0]).abs();
             assert!(apart < 1e-6, "{model} {sets:?}: the loss is {apart:e} off");
-            let known = fixture.0.keys().filter(|name| name.starts_with("grad.")).count();
+            let joined = |name: &str| name.contains("qkv_proj") || name.contains("gate_up_proj");
+            let known = |name: &&String| name.starts_with("grad.") && !joined(name);
+            let known = fixture.0.keys().filter(known).count();
             assert_eq!(grads.len(), known, "{model}");
             for (name, grad) in &grads {
-                let want = fixture.get(&format!("grad.{}", theirs(name)));
+                let want = fixture.get(&format!("grad.{}", theirs(model, name)));
                 let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
                 let (apart, most) = (worst(grad, want), 5e-6 * size);
                 assert!(apart < most, "{model} {sets:?}: {name} is {apart:e} apart of {size:e}");
             }
         }
     }
+}
+
+/// Layouts on which the steps of a model are compared: all of them for the first five models, and with
+/// ONEBOX_FULL=1 for every model. The others take two, since their gradients are compared on all.
+fn layouts_of_steps(model: &str) -> Vec<(usize, usize, bool)> {
+    let all = tests::compare::full() || MODELS[..5].contains(&model);
+    if all { LAYOUTS.to_vec() } else { vec![LAYOUTS[4], LAYOUTS[6]] }
 }
 
 /// Trains from a folder, and compares the losses and norms of the steps.
@@ -167,16 +228,20 @@ fn assert_steps(
 
 #[test]
 fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
-    for model in MODELS {
+    let on_gpus = std::env::var_os(ON_GPUS).is_some();
+    // On GPUs, models that together use every kernel; all of them with ONEBOX_FULL=1.
+    let some = ["llama3", "qwen3", "gemma2", "gemma3", "olmo3", "phi3", "granite"];
+    let used = |model: &&str| !on_gpus || tests::compare::full() || some.contains(model);
+    for model in MODELS.into_iter().filter(used) {
         let fixture = load(model);
         let from = pretrained(model);
-        let mut all: Vec<Vec<String>> = LAYOUTS.map(grid).into();
+        let mut all: Vec<Vec<String>> = layouts_of_steps(model).into_iter().map(grid).collect();
         for more in ["offload.accumulate=Host", "offload.optimizer=Device", "host_checkpoints=true"]
         {
             let sets = ["batch.micro=2", "recompute=Block", "parallel.tensor=2", more];
             all.push(sets.map(str::to_owned).into());
         }
-        if std::env::var_os(ON_GPUS).is_some() {
+        if on_gpus {
             // One GPU, TP 2 x DP 2 with sequence parallelism, and TP 6.
             all = [LAYOUTS[0], LAYOUTS[4], LAYOUTS[5]].map(grid).into();
             for sets in &mut all {
@@ -221,7 +286,7 @@ fn ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout() {
             in_place[data.shuffled(SEED, n as u64)] = document.clone();
         }
         let data = Arc::new(Dataset::from(Corpus::of_documents(&in_place, &validation, T, false)));
-        for (layout, micro) in LAYOUTS.into_iter().zip([2, 4].into_iter().cycle()) {
+        for (layout, micro) in layouts_of_steps(model).into_iter().zip([2, 4].into_iter().cycle()) {
             let mut sets = grid(layout);
             sets.retain(|set| !set.starts_with("batch.micro"));
             sets.extend([format!("batch.micro={micro}"), format!("batch.global={MASKED_B}")]);
@@ -296,7 +361,8 @@ fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
 
 #[test]
 fn when_and_where_the_update_runs_changes_no_bit() {
-    for model in ["qwen3", "qwen2"] {
+    // The last two have two kinds of layers.
+    for model in ["qwen3", "qwen2", "gemma3", "olmo3"] {
         let some = |mode, more: &[&str]| {
             let base = ["batch.micro=2", "recompute=Block", mode, "parallel.tensor=2"];
             weights(model, &[&base, more].concat())
@@ -382,13 +448,14 @@ fn a_folder_goes_back_as_it_came() {
         let again = again.unwrap_or_else(|e| panic!("{e}")).config.model;
         let shape_of = |m: &config::ModelConfig| {
             (
-                m.layers,
-                m.hidden,
-                m.heads,
+                [m.layers, m.hidden, m.heads],
                 m.kv_heads,
                 m.head_dim,
                 m.ffn_hidden,
-                m.rope,
+                m.rope.clone(),
+                m.window_rope.clone(),
+                m.layer_pattern.clone(),
+                m.window,
                 m.tied,
                 m.qk_norm,
             )

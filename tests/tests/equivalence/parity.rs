@@ -48,6 +48,8 @@ fn shape((tp_size, dp_size, sequence): (usize, usize, bool)) -> DecoderShape {
     DecoderShape {
         architecture: Architecture::GPT2,
         layers: 2,
+        kinds: vec![tensor_parallel::LayerKind::PLAIN],
+        layer_kinds: vec![0; 2],
         hidden: C,
         heads: 4,
         kv_heads: 4,

@@ -1,24 +1,24 @@
 //! Causal attention, one (sample, head) at a time in blocks of [`LANES`] queries: two matmuls with
-//! a softmax between them. A block reads only the keys from the start of its first query's document
-//! to the block's end. Scores are stored as (keys, queries): each query has one lane of the
+//! a softmax between them. A block reads only the keys from the first that its first query sees to
+//! the block's end. Scores are stored as (keys, queries): each query has one lane of the
 //! vectors, so one instruction processes a whole block. Only the operands q' and d_out' of matmuls
 //! are transposed. The backward pass processes the heads of queries that share keys and values one
 //! after another, and sums their gradients.
 
 use super::documents::Starts;
-use super::math::{Mask, dot, exp, read, vectorised};
+use super::math::{Cap, Mask, dot, exp, read, vectorised};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::gemm::{self, Gemm, Matrix, MatrixMut};
 use crate::cpu::workers::{QUERY_ROWS as LANES, Scratch, Workers, attention_floats};
-use crate::op::{Dropout, Heads, Op};
+use crate::op::{Dropout, Heads, Op, Scores};
 use crate::{BLOCK, Tensor, View, ViewMut};
 use std::sync::{Mutex, PoisonError};
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
-        Op::Attention { qkv, out, lse, heads, starts, dropout } => {
+        Op::Attention { qkv, out, lse, heads, starts, dropout, scores } => {
             let starts = Starts::new(m, starts, 0, heads.seq_len)?;
-            let shape = AttentionShape::new(out, heads, starts, dropout)?;
+            let shape = AttentionShape::new(out, heads, starts, dropout, scores)?;
             workers.need(attention_floats(heads.seq_len, shape.head_dim))?;
             let qkv = values(m, qkv)?;
             let results = Mutex::new((values_mut(m, out)?, slice_mut::<f32>(m, lse)?));
@@ -28,9 +28,9 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 }
             });
         }
-        Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout } => {
+        Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores } => {
             let starts = Starts::new(m, starts, 0, heads.seq_len)?;
-            let shape = AttentionShape::new(out, heads, starts, dropout)?;
+            let shape = AttentionShape::new(out, heads, starts, dropout, scores)?;
             workers.need(attention_floats(heads.seq_len, shape.head_dim))?;
             let qkv = values(m, qkv)?;
             let groups = shape.units / heads.group();
@@ -57,8 +57,11 @@ struct AttentionShape<'a> {
     heads: Heads,
     starts: Starts<'a>,
     head_dim: usize,
-    /// Factor of the scores: 1 / sqrt(D).
+    /// Factor of q k'.
     scale: f32,
+    cap: Option<Cap>,
+    /// Number of keys that a query sees; the whole sample at most.
+    window: usize,
     mask: Option<Mask>,
     first_sample: u64,
     /// Number of pairs of sample and head.
@@ -73,7 +76,9 @@ impl<'a> AttentionShape<'a> {
         heads: Heads,
         starts: Starts<'a>,
         dropout: Dropout,
+        scores: Scores,
     ) -> Result<Self, String> {
+        let Scores { scale, cap, window } = scores;
         let (rows, width) = out.shape();
         if heads.count == 0 || heads.kv_count == 0 || heads.seq_len == 0 {
             return Err("no heads, or samples without tokens".into());
@@ -83,12 +88,19 @@ impl<'a> AttentionShape<'a> {
             heads,
             starts,
             head_dim,
-            scale: 1.0 / (head_dim as f32).sqrt(),
+            scale,
+            cap: cap.map(|cap| Cap::new(cap, scale)),
+            window: window.unwrap_or(heads.seq_len),
             mask: Mask::new(dropout),
             first_sample: dropout.first_row / heads.seq_len as u64,
             units: rows / heads.seq_len * heads.count,
             work: rows * heads.count * heads.seq_len,
         })
+    }
+
+    /// Factor of the numbers that [`apply_cap`] leaves.
+    const fn factor_of_capped(&self) -> f32 {
+        if self.cap.is_some() { 1.0 } else { self.scale }
     }
 
     /// Elements of a row of `out`: H D.
@@ -158,10 +170,12 @@ impl<'a> Head<'a> {
         })
     }
 
-    /// Start of a token's document in the sample.
+    /// The first key that a token sees: the start of its document or, if this is later, of its
+    /// window.
     fn start(self, token: usize) -> usize {
-        let heads = self.shape.heads;
-        self.shape.starts.of(self.unit / heads.count * heads.seq_len + token)
+        let AttentionShape { heads, starts, window, .. } = self.shape;
+        let document = starts.of(self.unit / heads.count * heads.seq_len + token);
+        document.max((token + 1).saturating_sub(window))
     }
 }
 
@@ -235,15 +249,25 @@ fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f3
     results.1[head.unit * seq_len..][..seq_len].copy_from_slice(lse);
 }
 
-/// Sets the scores of unseen keys to `x`: keys after the query and keys before its document.
+/// Turns products q k' into capped scores; without a cap they are left as they are.
+#[inline(always)]
+fn apply_cap(scores: &mut [[f32; LANES]], cap: Option<Cap>) {
+    let Some(cap) = cap else { return };
+    for row in scores {
+        row.iter_mut().for_each(|x| *x = cap.of(*x));
+    }
+}
+
+/// Sets the scores of unseen keys to `x`: keys after the query, keys before its document and keys
+/// before its window.
 #[inline(always)]
 fn mask_unseen(scores: &mut [[f32; LANES]], head: Head<'_>, block: Block, x: f32) {
     let Block { first, rows, from, .. } = block;
     for (i, row) in scores[first - from..].iter_mut().enumerate() {
         row.iter_mut().take(i).for_each(|score| *score = x);
     }
-    // If the last query's document starts at the first key, so do all documents of the block. Lanes
-    // after the last query have no query, and their values do not matter.
+    // If the last query sees the first key, so do all queries of the block. Lanes after the last
+    // query have no query, and their values do not matter.
     if head.start(first + rows - 1) == from {
         return;
     }
@@ -256,12 +280,14 @@ fn mask_unseen(scores: &mut [[f32; LANES]], head: Head<'_>, block: Block, x: f32
 /// Turns scores (keys, queries) into weights times their query's sum, with dropout, and writes the
 /// logarithms of the sums of e^score to `lse`. Returns 1 / the sums.
 fn softmax(head: Head<'_>, block: Block, scores: &mut [f32], lse: &mut [f32]) -> [f32; LANES] {
-    let AttentionShape { scale, mask, .. } = head.shape;
+    let AttentionShape { cap, mask, .. } = head.shape;
+    let scale = head.shape.factor_of_capped();
     let scores = &mut scores.as_chunks_mut::<LANES>().0[..block.keys];
     let (mut top, mut total) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
     vectorised(
         #[inline(always)]
         || {
+            apply_cap(scores, cap);
             mask_unseen(scores, head, block, f32::NEG_INFINITY);
             for row in &*scores {
                 for (top, x) in top.iter_mut().zip(row) {
@@ -302,9 +328,9 @@ struct BackwardInputs<'a> {
     d_out: View<'a>,
 }
 
-/// With weights P and their mask M: d_v = (P M)' d_out, d_scores = P (M (d_out v') - delta), d_q =
-/// d_scores k / sqrt(D), d_k = d_scores' q / sqrt(D). Computes the heads that share the keys and
-/// values of `first`, starting with `first`.
+/// With weights P and their mask M: d_v = (P M)' d_out, d_scores = P (M (d_out v') - delta) times
+/// the slope of the cap, d_q = scale d_scores k, d_k = scale d_scores' q. Computes the heads that
+/// share the keys and values of `first`, starting with `first`.
 fn backward(
     first: Head<'_>,
     saved: BackwardInputs<'_>,
@@ -383,28 +409,72 @@ fn scores_backward(
     weights: &mut [f32],
     d_scores: &mut [f32],
 ) {
-    let AttentionShape { scale, mask, .. } = head.shape;
+    let AttentionShape { scale, cap, mask, .. } = head.shape;
     let weights = &mut weights.as_chunks_mut::<LANES>().0[..block.keys];
     let d_scores = &mut d_scores.as_chunks_mut::<LANES>().0[..block.keys];
     let (lse, delta) = (block.lanes(|query| lse[query]), block.lanes(|query| delta[query]));
     let indices = block.lanes(|query| head.mask_index(query));
+    let queries = Queries { lse, delta, indices, mask, first_key: block.from };
+    let factors = [head.shape.factor_of_capped(), scale];
     vectorised(
         #[inline(always)]
         || {
+            apply_cap(weights, cap);
             mask_unseen(weights, head, block, f32::NEG_INFINITY);
             mask_unseen(d_scores, head, block, 0.0);
-            for (key, (weights, d_scores)) in weights.iter_mut().zip(&mut *d_scores).enumerate() {
-                let factors = mask
-                    .map_or([1.0; LANES], |mask| mask.across(&indices, (block.from + key) as u32));
-                let lanes = weights.iter_mut().zip(d_scores).zip(factors);
-                for (((w, d), f), (lse, delta)) in lanes.zip(lse.iter().zip(&delta)) {
-                    let weight = exp(w.mul_add(scale, -lse));
-                    *d = weight * d.mul_add(f, -delta) * scale;
-                    *w = weight * f;
-                }
+            match cap {
+                None => queries.weigh(
+                    weights,
+                    d_scores,
+                    factors,
+                    #[inline(always)]
+                    |_| 1.0,
+                ),
+                Some(cap) => queries.weigh(
+                    weights,
+                    d_scores,
+                    factors,
+                    #[inline(always)]
+                    |capped| cap.slope(capped),
+                ),
             }
         },
     );
+}
+
+/// Numbers for the gradients of a block's scores, by query.
+struct Queries {
+    lse: [f32; LANES],
+    delta: [f32; LANES],
+    /// Indices of the weights for key 0 in the dropout mask.
+    indices: [u64; LANES],
+    mask: Option<Mask>,
+    /// The first key of the block.
+    first_key: usize,
+}
+
+impl Queries {
+    /// Turns scores, which are still to be multiplied by `factor`, into masked weights, and
+    /// gradients of masked weights into gradients of q k'. `slope` is that of the cap at a score.
+    #[inline(always)]
+    fn weigh(
+        &self,
+        weights: &mut [[f32; LANES]],
+        d_scores: &mut [[f32; LANES]],
+        [factor, scale]: [f32; 2],
+        slope: impl Fn(f32) -> f32,
+    ) {
+        for (key, (weights, d_scores)) in weights.iter_mut().zip(d_scores).enumerate() {
+            let by = (self.first_key + key) as u32;
+            let factors = self.mask.map_or([1.0; LANES], |mask| mask.across(&self.indices, by));
+            let lanes = weights.iter_mut().zip(d_scores).zip(factors);
+            for (((w, d), f), (lse, delta)) in lanes.zip(self.lse.iter().zip(&self.delta)) {
+                let weight = exp(w.mul_add(factor, -lse));
+                *d = weight * d.mul_add(f, -delta) * scale * slope(*w);
+                *w = weight * f;
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,17 +1,19 @@
 //! Ops of the KV cache: one keeps keys and values, and one computes the attention of a new token. A
 //! unit of attention is a head of queries.
 
-use super::math::{dot, exp, max, read, vectorised};
+use super::math::{Cap, dot, exp, max, read, vectorised};
 use super::{Memory, not_a_kernel, values, values_mut};
 use crate::cpu::workers::{Rows, Workers, attention_floats};
 use crate::numerics::view::cast;
-use crate::op::{Heads, Op};
+use crate::op::{Heads, Op, Scores};
 use crate::{Tensor, View};
 use std::ops::Range;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
-        Op::CachedAttention { q, cache, out, heads } => attend(m, workers, q, cache, out, heads),
+        Op::CachedAttention { q, cache, out, heads, scores } => {
+            attend(m, workers, [q, cache, out], heads, scores)
+        }
         Op::LastColumns { x, y } => keep(m, workers, x, y),
         _ => not_a_kernel(),
     }
@@ -36,15 +38,16 @@ fn keep(m: &impl Memory, workers: &Workers, x: Tensor, y: Tensor) -> Result<(), 
 fn attend(
     m: &impl Memory,
     workers: &Workers,
-    q: Tensor,
-    cache: Tensor,
-    out: Tensor,
+    [q, cache, out]: [Tensor; 3],
     heads: Heads,
+    scores: Scores,
 ) -> Result<(), String> {
     let (positions, width) = cache.shape();
     let dim = q.len() / heads.count;
     workers.need(attention_floats(positions, dim))?;
-    let head = CacheShape { heads, dim, positions, width };
+    let Scores { scale, cap, .. } = scores;
+    let cap = cap.map(|cap| Cap::new(cap, 1.0));
+    let head = CacheShape { heads, dim, positions, width, scale, cap };
     let (q, cache) = (values(m, q)?, values(m, cache)?);
     let out = Rows { view: values_mut(m, out)?, each: dim };
     workers.split(heads.count, positions * width, out, &|units, mut out, scratch| {
@@ -65,6 +68,10 @@ struct CacheShape {
     positions: usize,
     /// Elements of a row of the cache.
     width: usize,
+    /// Factor of q k'.
+    scale: f32,
+    /// Cap of the scores.
+    cap: Option<Cap>,
 }
 
 impl CacheShape {
@@ -87,8 +94,7 @@ impl CacheShape {
         let (sums, floats) = floats.split_at_mut(self.dim);
         let weights = &mut floats[..self.positions];
         q.load(unit * self.dim, query);
-        let scale = 1.0 / (self.dim as f32).sqrt();
-        query.iter_mut().for_each(|x| *x *= scale);
+        query.iter_mut().for_each(|x| *x *= self.scale);
         let each = |position, part| -> Range<usize> {
             let at = self.at(position, unit, part);
             at..at + self.dim
@@ -98,6 +104,9 @@ impl CacheShape {
             || {
                 for (position, score) in weights.iter_mut().enumerate() {
                     *score = dot(query, read(&cache, each(position, 0).start, self.dim, row));
+                }
+                if let Some(cap) = self.cap {
+                    weights.iter_mut().for_each(|score| *score = cap.of(*score));
                 }
                 let top = max(weights);
                 let mut total = 0.0;
@@ -121,6 +130,7 @@ impl CacheShape {
 mod tests {
     use super::super::testing::{Rig, TYPES, assert_close, noise};
     use super::*;
+    use crate::Dtype;
 
     #[test]
     fn the_last_columns_are_kept_as_they_are() {
@@ -141,32 +151,52 @@ mod tests {
     fn one_query_attends_to_all_that_is_kept() {
         for ((dtype, ulp), threads) in TYPES.iter().flat_map(|t| [(*t, 1), (*t, 3)]) {
             for (n, count, kv_count, dim) in [(1, 2, 2, 4), (77, 6, 2, 10), (300, 4, 1, 80)] {
-                let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 1 };
-                let width = 2 * kv_count * dim;
-                let mut rig = Rig::new(threads);
-                let q = rig.put(dtype, (1, count * dim), &noise(1, count * dim));
-                let cache = rig.put(dtype, (n, width), &noise(2, n * width));
-                let out = rig.out(dtype, (1, count * dim));
-                rig.run(&Op::CachedAttention { q, cache, out, heads });
-                let (q, cache) = (rig.get(q), rig.get(cache));
-                let mut want = Vec::new();
-                for head in 0..count {
-                    let of = |part: usize, p: usize, d: usize| {
-                        let head = part * kv_count + head * kv_count / count;
-                        cache[p * width + head * dim + d]
-                    };
-                    let score = |p: usize| -> f64 {
-                        let x: f64 = (0..dim).map(|d| q[head * dim + d] * of(0, p, d)).sum();
-                        (x / (dim as f64).sqrt()).exp()
-                    };
-                    let total: f64 = (0..n).map(score).sum();
-                    want.extend(
-                        (0..dim)
-                            .map(|d| (0..n).map(|p| score(p) * of(1, p, d)).sum::<f64>() / total),
-                    );
+                for scores in [
+                    Scores::of(dim),
+                    Scores { scale: 0.75, ..Scores::of(dim) },
+                    Scores { scale: 0.75, cap: Some(1.5), window: None },
+                ] {
+                    let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 1 };
+                    check(Rig::new(threads), dtype, ulp, n, dim, heads, scores);
                 }
-                assert_close(&rig.get(out), &want, 2e-6, ulp);
             }
         }
+    }
+
+    /// Compares with the formula, for `n` rows of the cache and heads of `dim` elements.
+    fn check(
+        mut rig: Rig,
+        dtype: Dtype,
+        ulp: f64,
+        n: usize,
+        dim: usize,
+        heads: Heads,
+        scores: Scores,
+    ) {
+        let Heads { count, kv_count, .. } = heads;
+        let width = 2 * kv_count * dim;
+        let q = rig.put(dtype, (1, count * dim), &noise(1, count * dim));
+        let cache = rig.put(dtype, (n, width), &noise(2, n * width));
+        let out = rig.out(dtype, (1, count * dim));
+        rig.run(&Op::CachedAttention { q, cache, out, heads, scores });
+        let (q, cache) = (rig.get(q), rig.get(cache));
+        let mut want = Vec::new();
+        for head in 0..count {
+            let of = |part: usize, p: usize, d: usize| {
+                let head = part * kv_count + head * kv_count / count;
+                cache[p * width + head * dim + d]
+            };
+            let score = |p: usize| -> f64 {
+                let x: f64 = (0..dim).map(|d| q[head * dim + d] * of(0, p, d)).sum();
+                let s = x * f64::from(scores.scale);
+                let cap = scores.cap.map(f64::from);
+                cap.map_or(s, |cap| cap * (s / cap).tanh()).exp()
+            };
+            let total: f64 = (0..n).map(score).sum();
+            want.extend(
+                (0..dim).map(|d| (0..n).map(|p| score(p) * of(1, p, d)).sum::<f64>() / total),
+            );
+        }
+        assert_close(&rig.get(out), &want, 2e-6, ulp);
     }
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
-        Op::Embedding { tokens, table, shard, y } => {
+        Op::Embedding { tokens, table, shard, scale, y } => {
             let (rows, cols) = table.shape();
             let (tokens, table) = (slice::<i32>(m, tokens)?, values(m, table)?);
             let owned = owned(shard, rows);
@@ -19,11 +19,12 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 for (i, &token) in tokens[rows].iter().enumerate() {
                     let row = i64::from(token) - owned.start;
                     let row = owned.contains(&i64::from(token)).then_some(row as usize);
-                    sum_rows(table, &row.into_iter(), false, &mut y.view, i * cols..(i + 1) * cols);
+                    let to = i * cols..(i + 1) * cols;
+                    sum_rows(table, &row.into_iter(), scale, false, &mut y.view, to);
                 }
             });
         }
-        Op::EmbeddingBackward { tokens, order, d_y, shard, d_table } => {
+        Op::EmbeddingBackward { tokens, order, d_y, shard, scale, d_table } => {
             let (rows, cols) = d_table.shape();
             let sorted = SortedPositions::new(slice(m, tokens)?, slice(m, order)?)?;
             let owned = owned(shard, rows);
@@ -34,7 +35,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 sorted.for_each_token(tokens, |token, positions| {
                     let at = (token - first) as usize * cols;
                     let positions = positions.iter().map(|&p| p as usize);
-                    sum_rows(d_y, &positions, true, &mut d_table.view, at..at + cols);
+                    sum_rows(d_y, &positions, scale, true, &mut d_table.view, at..at + cols);
                 });
             });
         }
@@ -45,7 +46,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             workers.split(x.shape().0, x.len(), out(m, x, cols)?, &|rows, mut x, _| {
                 for (i, row) in rows.enumerate() {
                     let position = once(starts.position(row));
-                    sum_rows(table, &position, true, &mut x.view, i * cols..(i + 1) * cols);
+                    sum_rows(table, &position, 1.0, true, &mut x.view, i * cols..(i + 1) * cols);
                 }
             });
         }
@@ -56,7 +57,8 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             workers.split(seq_len, work, out(m, d_table, cols)?, &|positions, mut d_table, _| {
                 for (i, position) in positions.enumerate() {
                     let rows = starts.rows_at(position, rows);
-                    sum_rows(d_y, &rows, false, &mut d_table.view, i * cols..(i + 1) * cols);
+                    let to = i * cols..(i + 1) * cols;
+                    sum_rows(d_y, &rows, 1.0, false, &mut d_table.view, to);
                 }
             });
         }
@@ -75,11 +77,12 @@ fn owned(shard: VocabShard, rows: usize) -> Range<i64> {
     first..first + shard.valid.min(rows) as i64
 }
 
-/// y[range] = (add ? y[range] : 0) + the sum, in order, of the given rows of x, which have its
-/// length.
+/// y[range] = (add ? y[range] : 0) + scale times the sum, in order, of the given rows of x, which
+/// have its length.
 fn sum_rows(
     x: View<'_>,
     rows: &(impl Iterator<Item = usize> + Clone),
+    scale: f32,
     add: bool,
     y: &mut ViewMut<'_>,
     range: Range<usize>,
@@ -96,6 +99,7 @@ fn sum_rows(
                     let x = read(&x, row * cols + col, n, &mut buffer);
                     sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
                 }
+                sums[..n].iter_mut().for_each(|sum| *sum *= scale);
                 if add {
                     y.as_view().load(range.start + col, &mut old[..n]);
                     sums.iter_mut().zip(&old).for_each(|(sum, old)| *sum += old);
@@ -158,15 +162,19 @@ mod tests {
     #[test]
     fn rows_of_this_shard_are_looked_up_and_others_are_zero() {
         for (dtype, _) in TYPES {
-            for cols in [3, 300] {
+            for (cols, scale) in [(3, 1.0), (300, 1.0), (300, 1.5)] {
                 let mut rig = Rig::new(1);
                 let values = noise(1, 5 * cols);
                 let (tokens, table) = (rig.put_ints(&TOKENS), rig.put(dtype, (5, cols), &values));
                 let y = rig.out(Dtype::F32, (TOKENS.len(), cols));
-                rig.run(&Op::Embedding { tokens, table, shard: SHARD, y });
+                rig.run(&Op::Embedding { tokens, table, shard: SHARD, scale, y });
                 for (token, row) in TOKENS.iter().zip(rig.get(y).chunks(cols)) {
                     match token - 4 {
-                        local @ 0..4 => assert_eq!(row, &values[local as usize * cols..][..cols]),
+                        local @ 0..4 => {
+                            let stored = &values[local as usize * cols..][..cols];
+                            let want = stored.iter().map(|x| x * f64::from(scale));
+                            assert!(row.iter().copied().eq(want), "{row:?}");
+                        }
                         _ => assert_eq!(row, vec![0.0; cols]),
                     }
                 }
@@ -176,21 +184,22 @@ mod tests {
 
     #[test]
     fn gradients_are_added_to_the_rows_of_their_tokens() {
-        for (dtype, ulp) in TYPES {
+        for ((dtype, ulp), scale) in TYPES.iter().flat_map(|t| [(*t, 1.0), (*t, 2.5)]) {
             let (cols, n) = (299, TOKENS.len());
             let mut rig = Rig::new(1);
             let (d, old) = (noise(1, n * cols), noise(2, 5 * cols));
             let (tokens, order) = (rig.put_ints(&TOKENS), rig.put_ints(&sorted()));
             let (d_y, d_table) = (rig.put(dtype, (n, cols), &d), rig.put(dtype, (5, cols), &old));
-            rig.run(&Op::EmbeddingBackward { tokens, order, d_y, shard: SHARD, d_table });
+            let shard = SHARD;
+            rig.run(&Op::EmbeddingBackward { tokens, order, d_y, shard, scale, d_table });
             let mut want = old;
             for (token, d) in TOKENS.iter().zip(d.chunks(cols)) {
                 if (4..8).contains(token) {
                     let row = &mut want[(token - 4) as usize * cols..][..cols];
-                    row.iter_mut().zip(d).for_each(|(row, d)| *row += d);
+                    row.iter_mut().zip(d).for_each(|(row, d)| *row += f64::from(scale) * d);
                 }
             }
-            assert_close(&rig.get(d_table), &want, 1e-7, ulp);
+            assert_close(&rig.get(d_table), &want, 5e-7, ulp);
         }
     }
 
@@ -200,7 +209,8 @@ mod tests {
             let mut rig = Rig::new(1);
             let (tokens, order) = (rig.put_ints(&[1, 2]), rig.put_ints(&order));
             let (d_y, d_table) = (rig.out(Dtype::F32, (2, 3)), rig.out(Dtype::F32, (5, 3)));
-            let op = Op::EmbeddingBackward { tokens, order, d_y, shard: SHARD, d_table };
+            let (shard, scale) = (SHARD, 1.0);
+            let op = Op::EmbeddingBackward { tokens, order, d_y, shard, scale, d_table };
             assert!(rig.try_run(&op).expect_err("order").contains("sorted"));
         }
     }
@@ -254,9 +264,10 @@ mod tests {
             let table = rig.put(Dtype::Bf16, (vocabulary, cols), &noise(2, vocabulary * cols));
             let positions = rig.out(Dtype::F32, (7, cols));
             let y = rig.out(Dtype::F32, (n, cols));
-            rig.run(&Op::EmbeddingBackward { tokens, order, d_y, shard, d_table: table });
+            let scale = 0.75;
+            rig.run(&Op::EmbeddingBackward { tokens, order, d_y, shard, scale, d_table: table });
             rig.run(&Op::PositionsBackward { d_y, first_row: 3, starts: None, d_table: positions });
-            rig.run(&Op::Embedding { tokens, table, shard, y });
+            rig.run(&Op::Embedding { tokens, table, shard, scale, y });
             rig.run(&Op::AddPositions { x: y, table: positions, first_row: 3, starts: None });
             [rig.get(table), rig.get(positions), rig.get(y)]
         };

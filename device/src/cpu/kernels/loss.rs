@@ -1,6 +1,6 @@
 //! Cross entropy over logits (rows, V/tp), some columns per rank. Padded columns are ignored.
 
-use super::math::{exp, max, read, sum, vectorised};
+use super::math::{Cap, exp, max, read, sum, vectorised, write};
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{Rows, Slice, Workers};
 use crate::op::{Op, VocabShard};
@@ -8,6 +8,23 @@ use crate::{BLOCK, View, ViewMut};
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
+        Op::CapLogits { logits, scale, cap } => {
+            let (rows, cols) = logits.shape();
+            let (work, cap) = (logits.len(), cap.map(|cap| Cap::new(cap, scale)));
+            let logits = Rows { view: values_mut(m, logits)?, each: cols };
+            workers.split(rows, work, logits, &|_, mut logits, _| match cap {
+                Some(cap) => replace(
+                    &mut logits.view,
+                    #[inline(always)]
+                    |x| cap.of(x),
+                ),
+                None => replace(
+                    &mut logits.view,
+                    #[inline(always)]
+                    |x| x * scale,
+                ),
+            });
+        }
         Op::RowMax { x, y, shard } => {
             let (rows, cols) = x.shape();
             let (x, y) = (values(m, x)?, slice_mut::<f32>(m, y)?);
@@ -39,18 +56,19 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             }
             slice_mut::<f64>(m, loss)?.fill(sum);
         }
-        Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor } => {
+        Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor, cap } => {
             let (rows, cols) = logits.shape();
             let targets = slice::<i32>(m, targets)?;
             let (max, sums) = (slice::<f32>(m, max)?, slice::<f32>(m, sums)?);
             let scale = slice::<f64>(m, scale)?[0]; // the op's check allows one element only
             let scale = (scale * f64::from(factor)) as f32;
+            let cap = cap.map(|cap| Cap::new(cap, 1.0));
             let work = logits.len();
             let logits = Rows { view: values_mut(m, logits)?, each: cols };
             workers.split(rows, work, logits, &|rows, mut logits, _| {
                 for (i, row) in rows.enumerate() {
-                    let gradient =
-                        Gradient { max: max[row], sum: sums[row], target: targets[row], scale };
+                    let (max, sum, target) = (max[row], sums[row], targets[row]);
+                    let gradient = Gradient { max, sum, target, scale, cap };
                     gradient.write(&mut logits.view, i * cols, cols, shard);
                 }
             });
@@ -58,6 +76,28 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         _ => return not_a_kernel(),
     }
     Ok(())
+}
+
+/// x = f(x).
+fn replace(x: &mut ViewMut<'_>, f: impl Fn(f32) -> f32) {
+    vectorised(
+        #[inline(always)]
+        || {
+            let mut buffer = [0.0; BLOCK];
+            for at in (0..x.len()).step_by(BLOCK) {
+                let n = BLOCK.min(x.len() - at);
+                write(
+                    x,
+                    at,
+                    n,
+                    &mut buffer,
+                    true,
+                    #[inline(always)]
+                    |x| x.iter_mut().for_each(|x| *x = f(*x)),
+                );
+            }
+        },
+    );
 }
 
 /// y (rows) = maxima of the first `valid` columns of x (rows, cols).
@@ -125,6 +165,8 @@ struct Gradient {
     sum: f32,
     target: i32,
     scale: f32,
+    /// Cap of the logits.
+    cap: Option<Cap>,
 }
 
 impl Gradient {
@@ -136,13 +178,20 @@ impl Gradient {
         vectorised(
             #[inline(always)]
             || {
-                let mut x = [0.0; BLOCK];
+                let (mut x, mut slopes) = ([0.0; BLOCK], [0.0; BLOCK]);
                 for col in (0..valid).step_by(BLOCK) {
                     let n = BLOCK.min(valid - col);
                     logits.as_view().load(at + col, &mut x[..n]);
+                    if let Some(cap) = self.cap {
+                        let both = slopes.iter_mut().zip(&x[..n]);
+                        both.for_each(|(slope, x)| *slope = cap.slope(*x));
+                    }
                     x[..n].iter_mut().for_each(|x| *x = exp(*x - self.max) * factor);
                     if let Some(x) = target.and_then(|t| x[..n].get_mut(t.checked_sub(col)?)) {
                         *x -= self.scale;
+                    }
+                    if self.cap.is_some() {
+                        x[..n].iter_mut().zip(&slopes).for_each(|(x, slope)| *x *= slope);
                     }
                     logits.store(at + col, &x[..n]);
                 }
@@ -156,7 +205,7 @@ impl Gradient {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Rig, TYPES, assert_close, noise};
+    use super::super::testing::{Rig, TYPES, assert_close, differences, noise};
     use super::*;
     use crate::{Dtype, Tensor};
 
@@ -165,13 +214,17 @@ mod tests {
     const TARGETS: [i32; ROWS] = [0, 600, -1, 300, 151, -100];
     const SCALE: f64 = 8.0;
     const FACTOR: f32 = 0.25;
+    /// A cap that bends logits of about 20.
+    const CAP: f32 = 30.0;
 
     fn logits() -> Vec<f64> {
         noise(1, ROWS * TOKENS).iter().map(|x| x * 8.0 + 20.0).collect()
     }
 
-    /// Loss and gradient by the formula, from the rounded logits.
-    fn truth(logits: &[f64]) -> (f64, Vec<f64>) {
+    /// Loss and gradient by the formula, from the rounded logits. With a cap, the gradient is that of
+    /// the logits before it.
+    fn truth(logits: &[f64], cap: Option<f32>) -> (f64, Vec<f64>) {
+        let cap = cap.map(f64::from);
         let mut loss = 0.0;
         let mut gradient = vec![0.0; logits.len()];
         for (row, target) in TARGETS.iter().enumerate() {
@@ -181,7 +234,9 @@ mod tests {
             loss += sum.ln() - x[target];
             for (i, x) in x.iter().enumerate() {
                 let hot = f64::from(u8::from(i == target));
-                gradient[row * TOKENS + i] = (x.exp() / sum - hot) * SCALE * f64::from(FACTOR);
+                let slope = cap.map_or(1.0, |cap| 1.0 - (x / cap).powi(2));
+                gradient[row * TOKENS + i] =
+                    (x.exp() / sum - hot) * slope * SCALE * f64::from(FACTOR);
             }
         }
         (loss, gradient)
@@ -197,7 +252,7 @@ mod tests {
 
     /// Runs all four ops with the columns split over `shards` ranks. The last rank is padded with
     /// huge logits.
-    fn case(threads: usize, dtype: Dtype, shards: usize) -> Case {
+    fn case(threads: usize, dtype: Dtype, shards: usize, cap: Option<f32>) -> Case {
         let mut rig = Rig::new(threads);
         let cols = (TOKENS + 30).div_ceil(shards);
         let targets = rig.put_ints(&TARGETS);
@@ -246,7 +301,9 @@ mod tests {
         rig.run(&Op::CrossEntropyLoss { sums, targets, loss });
         for &(logits, shard) in &parts {
             let factor = FACTOR;
-            rig.run(&Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor });
+            let op =
+                Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor, cap };
+            rig.run(&op);
             for row in rig.get(logits).chunks(cols) {
                 assert!(
                     row[shard.valid..].iter().all(|x| *x == 0.0),
@@ -265,9 +322,9 @@ mod tests {
     #[test]
     fn loss_and_gradient_are_the_formula_over_any_number_of_shards() {
         for (dtype, ulp) in TYPES {
-            for shards in [1, 2, 4] {
-                let case = case(1, dtype, shards);
-                let (loss, gradient) = truth(&case.logits);
+            for (shards, cap) in [(1, None), (2, None), (4, None), (1, Some(CAP)), (4, Some(CAP))] {
+                let case = case(1, dtype, shards, cap);
+                let (loss, gradient) = truth(&case.logits, cap);
                 assert_close(&[case.loss], &[loss], 0.0, 2e-6);
                 assert_close(&case.gradient, &gradient, 1e-6, 2e-5 + ulp);
             }
@@ -275,14 +332,56 @@ mod tests {
     }
 
     #[test]
+    fn logits_are_scaled_and_capped_and_the_gradient_is_that_of_the_capped_loss() {
+        let x: Vec<f64> = noise(1, ROWS * TOKENS).iter().map(|x| x * 160.0).collect();
+        for ((dtype, ulp), cap) in TYPES.iter().flat_map(|t| [(*t, None), (*t, Some(CAP))]) {
+            let scale = 0.125;
+            let capped = |x: &[f64]| {
+                let of = |x: &f64| {
+                    cap.map_or(x * 0.125, |cap: f32| {
+                        f64::from(cap) * (x * 0.125 / f64::from(cap)).tanh()
+                    })
+                };
+                x.iter().map(of).collect::<Vec<f64>>()
+            };
+            for threads in [1, 3] {
+                let mut rig = Rig::new(threads);
+                let logits = rig.put(dtype, (ROWS, TOKENS), &x);
+                let x = rig.get(logits);
+                rig.run(&Op::CapLogits { logits, scale, cap });
+                assert_close(&rig.get(logits), &capped(&x), 1e-6, 1e-6 + ulp);
+            }
+            // Of a few logits, since each is moved.
+            let few = &x[..40];
+            let loss = |x: &[f64]| {
+                let z = capped(x);
+                z.iter().map(|z| z.exp()).sum::<f64>().ln() - z[7]
+            };
+            let mut rig = Rig::new(1);
+            let logits = rig.put(Dtype::F32, (1, 40), few);
+            let (max, sums) = (rig.out(Dtype::F32, (1, 1)), rig.out(Dtype::F32, (2, 1)));
+            let (targets, one) = (rig.put_ints(&[7]), rig.put(Dtype::F64, (1, 1), &[1.0]));
+            let shard = VocabShard { first: 0, valid: 40 };
+            rig.run(&Op::CapLogits { logits, scale, cap });
+            rig.run(&Op::RowMax { x: logits, y: max, shard });
+            rig.run(&Op::CrossEntropyStats { logits, max, targets, shard, sums });
+            let (factor, scale) = (scale, one);
+            let op =
+                Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor, cap };
+            rig.run(&op);
+            assert_close(&rig.get(logits), &differences(few, loss), 1e-6, 1e-5);
+        }
+    }
+
+    #[test]
     fn a_shard_of_padding_alone_takes_no_part() {
-        let case = case(1, Dtype::F32, 64);
-        assert_close(&[case.loss], &[truth(&case.logits).0], 0.0, 2e-6);
+        let case = case(1, Dtype::F32, 64, None);
+        assert_close(&[case.loss], &[truth(&case.logits, None).0], 0.0, 2e-6);
     }
 
     #[test]
     fn rows_with_a_negative_target_have_no_gradient() {
-        let gradient = case(1, Dtype::F32, 2).gradient;
+        let gradient = case(1, Dtype::F32, 2, Some(CAP)).gradient;
         for (row, target) in gradient.chunks(TOKENS).zip(TARGETS) {
             assert_eq!(target < 0, row.iter().all(|x| *x == 0.0));
         }
@@ -303,7 +402,10 @@ mod tests {
             rig.run(&Op::RowMax { x: logits, y: max, shard });
             rig.run(&Op::CrossEntropyStats { logits, max, targets, shard, sums });
             let factor = FACTOR;
-            rig.run(&Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor });
+            let cap = Some(CAP);
+            let op =
+                Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor, cap };
+            rig.run(&op);
             (rig.get(sums), rig.get(logits))
         };
         let (sums, gradient) = run(1, 0..rows);
@@ -315,7 +417,7 @@ mod tests {
 
     #[test]
     fn stats_have_both_halves() {
-        let sums = case(1, Dtype::F32, 1).sums;
+        let sums = case(1, Dtype::F32, 1, None).sums;
         assert!(sums[..ROWS].iter().all(|x| *x >= 1.0));
         assert!(sums[ROWS..].iter().zip(TARGETS).all(|(x, t)| *x <= 0.0 && (t >= 0 || *x == 0.0)));
     }

@@ -53,6 +53,52 @@ pub(super) const fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// tanh(x) with a relative error of at most 5e-7, NaN for NaN. Up to 0.625 by the polynomial of Cephes
+/// `tanhf`, where the other formula cancels.
+#[inline(always)]
+pub(super) const fn tanh(x: f32) -> f32 {
+    let square = x * x;
+    let p = -5.704_988_7e-3_f32;
+    let p = p.mul_add(square, 2.063_908_8e-2);
+    let p = p.mul_add(square, -5.373_971_5e-2);
+    let p = p.mul_add(square, 1.333_144_2e-1);
+    let p = p.mul_add(square, -3.333_328e-1);
+    let near = (p * square).mul_add(x, x);
+    let far = 1.0 - 2.0 / (exp(2.0 * x) + 1.0);
+    // The square of 0.625.
+    if square < 0.390_625 { near } else { far }
+}
+
+/// A cap of numbers s = factor x: c tanh(s / c).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cap {
+    cap: f32,
+    /// factor / c.
+    inner: f32,
+}
+
+impl Cap {
+    /// The cap `cap` of numbers `factor` x.
+    pub(super) const fn new(cap: f32, factor: f32) -> Self {
+        Self { cap, inner: factor / cap }
+    }
+
+    /// The capped number of x.
+    #[inline(always)]
+    pub(super) const fn of(self, x: f32) -> f32 {
+        self.cap * tanh(x * self.inner)
+    }
+
+    /// The slope of the cap, 1 - (capped / c)^2, where it gave `capped`; at least 0, since `capped`
+    /// may be rounded, or minus infinity for an unseen key.
+    #[inline(always)]
+    pub(super) const fn slope(self, capped: f32) -> f32 {
+        let share = capped / self.cap;
+        let slope = (-share).mul_add(share, 1.0);
+        if slope < 0.0 { 0.0 } else { slope }
+    }
+}
+
 /// 2 sqrt(2 / pi)
 const GELU_1: f32 = 1.595_769;
 /// 2 sqrt(2 / pi) 0.044715
@@ -90,6 +136,19 @@ pub(super) fn read<'a>(view: &View<'a>, at: usize, n: usize, buffer: &'a mut [f3
         view.load(at, buffer);
         buffer
     }
+}
+
+/// Factors of a norm: `gain` (n) + offset. They are `gain` itself if the offset is 0.
+#[inline(always)]
+pub(super) fn factors<'a>(gain: &View<'a>, offset: f32, buffer: &'a mut [f32]) -> &'a [f32] {
+    let n = gain.len();
+    if offset == 0.0 {
+        return read(gain, 0, n, buffer);
+    }
+    let buffer = &mut buffer[..n];
+    gain.load(0, buffer);
+    buffer.iter_mut().for_each(|x| *x += offset);
+    buffer
 }
 
 /// Sets elements `at..at + n` with `f`. `f` writes f32 elements in place; other elements it writes
@@ -257,6 +316,34 @@ mod tests {
         assert_eq!([f32::NEG_INFINITY, f32::MIN, -1e4, -104.5, -87.69].map(exp), [0.0; 5]);
         assert_eq!([f32::INFINITY, f32::MAX, 1e4, 88.73, 88.38].map(exp), [f32::INFINITY; 5]);
         assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn tanh_is_within_5e_7_of_f64_and_right_far_out() {
+        let near_zero = (-40..0).flat_map(|e| [2f32.powi(e), -2f32.powi(e)]);
+        for x in (-120_000..120_000).map(|i| i as f32 * 1e-4).chain(near_zero) {
+            let (got, want) = (f64::from(tanh(x)), f64::from(x).tanh());
+            assert!((got - want).abs() <= 5e-7 * want.abs(), "{x}: {got:e}, not {want:e}");
+        }
+        assert_eq!([f32::NEG_INFINITY, -1e30, -90.0].map(tanh), [-1.0; 3]);
+        assert_eq!([0.0, -0.0].map(tanh), [0.0; 2]);
+        assert_eq!([90.0, 1e30, f32::INFINITY].map(tanh), [1.0; 3]);
+        assert!(tanh(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn a_cap_and_its_slope_are_the_formula() {
+        let (cap, factor) = (30.0, 0.125);
+        let of = Cap::new(cap, factor);
+        for x in (-4000..4000).map(|i| i as f32 * 0.25) {
+            let t = (f64::from(x) * 0.125 / 30.0).tanh();
+            assert!((f64::from(of.of(x)) - 30.0 * t).abs() <= 3e-5 * t.abs(), "{x}");
+            let slope = f64::from(of.slope(of.of(x)));
+            assert!((slope - (1.0 - t * t)).abs() <= 2e-6, "{x}: {slope}");
+        }
+        // A number that was rounded up beyond the cap, and an unseen key.
+        assert_eq!([30.1, f32::NEG_INFINITY].map(|x| of.slope(x)), [0.0; 2]);
+        assert!(of.of(f32::NAN).is_nan() && of.slope(f32::NAN).is_nan());
     }
 
     fn gelu_f64(x: f64) -> (f64, f64) {

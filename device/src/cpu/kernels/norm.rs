@@ -1,12 +1,14 @@
 //! Layer norm and RMSNorm. Statistics are f32, summed in an order that depends on the row's length
 //! alone.
 
-use super::math::{AHEAD, dot, read, sum, vectorised, write};
+use super::math::{AHEAD, dot, factors, read, sum, vectorised, write};
 use super::{Memory, is_values, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{Rows, Slice, Workers, norm_floats};
 use crate::op::Op;
 use crate::{Tensor, View, ViewMut};
 use std::ops::Range;
+
+mod width;
 
 /// Number of statistics per row and of parameter gradients. RMSNorm stores 1/root; layer norm
 /// stores mean and 1/deviation.
@@ -16,29 +18,34 @@ const LAYER: usize = 2;
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::LayerNorm { x, gain, bias, y, stats, epsilon } => {
-            let terms = Terms { x, gain, bias: Some(bias), epsilon };
+            let terms = Terms { x, gain, offset: 0.0, bias: Some(bias), epsilon };
             forward::<LAYER>(m, workers, terms, y, stats)
         }
-        Op::RmsNorm { x, gain, y, stats, epsilon } => {
-            forward::<RMS>(m, workers, Terms { x, gain, bias: None, epsilon }, y, stats)
+        Op::RmsNorm { x, gain, offset, y, stats, epsilon } => {
+            forward::<RMS>(m, workers, Terms { x, gain, offset, bias: None, epsilon }, y, stats)
         }
         Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
             let inputs = Inputs::new(m, x, gain, stats, d_y)?;
             backward::<LAYER>(m, workers, inputs, d_x, add, [d_gain, d_bias])
         }
-        Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain } => {
-            let inputs = Inputs::new(m, x, gain, stats, d_y)?;
+        Op::RmsNormBackward { x, gain, offset, stats, d_y, d_x, add, d_gain } => {
+            let inputs = Inputs { offset, ..Inputs::new(m, x, gain, stats, d_y)? };
             backward::<RMS>(m, workers, inputs, d_x, add, [d_gain])
         }
+        Op::WidthNormSums { .. }
+        | Op::WidthNorm { .. }
+        | Op::WidthNormBackwardSums { .. }
+        | Op::WidthNormBackward { .. } => width::run(op, m, workers),
         _ => not_a_kernel(),
     }
 }
 
-/// Inputs of the forward pass: x (rows, cols), gain and bias (cols).
+/// Inputs of the forward pass: x (rows, cols), gain and bias (cols), and what is added to the gain.
 #[derive(Clone, Copy)]
 struct Terms {
     x: Tensor,
     gain: Tensor,
+    offset: f32,
     bias: Option<Tensor>,
     epsilon: f32,
 }
@@ -50,17 +57,18 @@ fn forward<const STATS: usize>(
     y: Tensor,
     stats: Tensor,
 ) -> Result<(), String> {
-    let Terms { x, gain, bias, epsilon } = terms;
+    let Terms { x, gain, offset, bias, epsilon } = terms;
     let (rows, cols) = x.shape();
     workers.need(norm_floats(cols))?;
     let (x, gain) = (values(m, x)?, values(m, gain)?);
     let bias = bias.map(|bias| values(m, bias)).transpose()?;
+    let shared = Factors { gain, offset, bias, epsilon };
     let y = Rows { view: values_mut(m, y)?, each: cols };
     let stats = Slice { data: slice_mut::<f32>(m, stats)?, each: STATS };
     workers.split(rows, x.len(), (y, stats), &|rows, (mut y, stats), scratch| {
         let x = x.slice(rows.start * cols..rows.end * cols);
         let floats = &mut scratch.floats;
-        forward_rows::<STATS>(x, gain, bias, epsilon, &mut y.view, stats.data, floats);
+        forward_rows::<STATS>(x, shared, &mut y.view, stats.data, floats);
     });
     Ok(())
 }
@@ -98,22 +106,30 @@ fn four(floats: &mut [f32], cols: usize) -> [&mut [f32]; 4] {
     [a, b, c, &mut rest[..cols]]
 }
 
+/// Inputs that all rows of the forward pass share.
+#[derive(Clone, Copy)]
+struct Factors<'a> {
+    gain: View<'a>,
+    offset: f32,
+    bias: Option<View<'a>>,
+    epsilon: f32,
+}
+
 /// y (rows, cols) from x (rows, cols), gain and, for layer norm, bias (cols); stats (rows, STATS).
 fn forward_rows<const STATS: usize>(
     x: View<'_>,
-    gain: View<'_>,
-    bias: Option<View<'_>>,
-    epsilon: f32,
+    shared: Factors<'_>,
     y: &mut ViewMut<'_>,
     stats: &mut [f32],
     floats: &mut [f32],
 ) {
+    let Factors { gain, offset, bias, epsilon } = shared;
     let cols = gain.len();
     vectorised(
         #[inline(always)]
         || {
             let [gains, biases, xs, ys] = four(floats, cols);
-            let gain = read(&gain, 0, cols, gains);
+            let gain = factors(&gain, offset, gains);
             let bias = bias.as_ref().map_or(&[][..], |bias| read(bias, 0, cols, biases));
             let per_element = 1.0 / cols as f32;
             for (row, stats) in stats.as_chunks_mut::<STATS>().0.iter_mut().enumerate() {
@@ -153,12 +169,13 @@ fn forward_rows<const STATS: usize>(
     );
 }
 
-/// Inputs of the backward pass: x and d_y (rows, cols), gain (cols), and stats: (rows, 2), for
-/// RMSNorm (rows).
+/// Inputs of the backward pass: x and d_y (rows, cols), gain (cols) and what is added to it, and
+/// stats: (rows, 2), for RMSNorm (rows).
 #[derive(Clone, Copy)]
 struct Inputs<'a> {
     x: View<'a>,
     gain: View<'a>,
+    offset: f32,
     stats: &'a [f32],
     d_y: View<'a>,
     cols: usize,
@@ -175,6 +192,7 @@ impl<'a> Inputs<'a> {
         Ok(Self {
             x: values(m, x)?,
             gain: values(m, gain)?,
+            offset: 0.0,
             stats: slice(m, stats)?,
             d_y: values(m, d_y)?,
             cols: x.shape().1,
@@ -188,9 +206,9 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// d_x = (add ? d_x : 0) + (g - mean(g) - n mean(g n)) / deviation, where g = d_y gain and n is the
-/// normalised x; for RMSNorm without mean(g), and with the root instead of the deviation. Also sums
-/// d_y n (d_gain) and, for layer norm, d_y (d_bias) over the rows in order.
+/// d_x = (add ? d_x : 0) + (g - mean(g) - n mean(g n)) / deviation, where g = d_y (gain + offset)
+/// and n is the normalised x; for RMSNorm without mean(g), and with the root instead of the
+/// deviation. Also sums d_y n (d_gain) and, for layer norm, d_y (d_bias) over the rows in order.
 fn backward_rows<const STATS: usize>(
     inputs: Inputs<'_>,
     d_x: &mut ViewMut<'_>,
@@ -198,12 +216,12 @@ fn backward_rows<const STATS: usize>(
     sums: &mut [f32],
     floats: &mut [f32],
 ) {
-    let Inputs { x, gain, stats, d_y, cols } = inputs;
+    let Inputs { x, gain, offset, stats, d_y, cols } = inputs;
     vectorised(
         #[inline(always)]
         || {
             let [gains, normal, g, xs] = four(floats, cols);
-            let gain = read(&gain, 0, cols, gains);
+            let gain = factors(&gain, offset, gains);
             sums.fill(0.0);
             let (d_gain, d_bias) = sums.split_at_mut(cols);
             let per_element = 1.0 / cols as f32;
@@ -256,171 +274,4 @@ fn backward_rows<const STATS: usize>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::testing::{Rig, TYPES, assert_close, differences, inner, noise};
-    use crate::op::Op;
-    use crate::{Dtype, Tensor};
-
-    fn norm_f64(x: &[f64], gain: &[f64], bias: &[f64]) -> Vec<f64> {
-        let cols = gain.len();
-        let row = |x: &[f64]| {
-            let mean = x.iter().sum::<f64>() / cols as f64;
-            let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / cols as f64;
-            let scale = 1.0 / (variance + 1e-5).sqrt();
-            (0..cols).map(|i| (x[i] - mean) * scale * gain[i] + bias[i]).collect::<Vec<_>>()
-        };
-        x.chunks(cols).flat_map(row).collect()
-    }
-
-    struct Case {
-        rig: Rig,
-        y: Tensor,
-        stats: Tensor,
-        d_x: Tensor,
-        d_gain: Tensor,
-        d_bias: Tensor,
-    }
-
-    /// Forward and backward pass on the rows `rows` of an input.
-    fn case(
-        threads: usize,
-        dtype: Dtype,
-        rows: std::ops::Range<usize>,
-        cols: usize,
-        add: bool,
-    ) -> Case {
-        let mut rig = Rig::new(threads);
-        let shape = (rows.len(), cols);
-        let part = |seed| noise(seed, rows.end * cols)[rows.start * cols..].to_vec();
-        let (x, d_y) = (rig.put(dtype, shape, &part(1)), rig.put(dtype, shape, &part(2)));
-        let (gain, bias) = (
-            rig.put(dtype, (1, cols), &noise(3, cols)),
-            rig.put(dtype, (1, cols), &noise(4, cols)),
-        );
-        let (y, stats) = (rig.out(dtype, shape), rig.out(Dtype::F32, (rows.len(), 2)));
-        let d_x = rig.put(dtype, shape, &part(5));
-        let (d_gain, d_bias) = (rig.out(dtype, (1, cols)), rig.out(Dtype::F32, (1, cols)));
-        rig.run(&Op::LayerNorm { x, gain, bias, y, stats, epsilon: 1e-5 });
-        rig.run(&Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias });
-        Case { rig, y, stats, d_x, d_gain, d_bias }
-    }
-
-    #[test]
-    fn forward_and_gradients_are_the_formula_in_every_type() {
-        for (dtype, ulp) in TYPES {
-            for (rows, cols, add) in [(3, 2, false), (5, 37, true), (2, 128, false), (1, 300, true)]
-            {
-                let (x, d_y) = (noise(1, rows * cols), noise(2, rows * cols));
-                let (gain, bias, old) = (noise(3, cols), noise(4, cols), noise(5, rows * cols));
-                let c = case(1, dtype, 0..rows, cols, add);
-                assert_close(&c.rig.get(c.y), &norm_f64(&x, &gain, &bias), 3e-6, ulp);
-                let mut d_x = differences(&x, |x| inner(&d_y, &norm_f64(x, &gain, &bias)));
-                if add {
-                    d_x.iter_mut().zip(old).for_each(|(d, old)| *d += old);
-                }
-                // With two columns, variances can be near 0, and gradients are differences of large
-                // numbers.
-                let absolute = if cols == 2 { 1e-4 } else { 2e-5 };
-                assert_close(&c.rig.get(c.d_x), &d_x, absolute, ulp);
-                let d_gain = differences(&gain, |gain| inner(&d_y, &norm_f64(&x, gain, &bias)));
-                assert_close(&c.rig.get(c.d_gain), &d_gain, 1e-5, ulp);
-                let d_bias = differences(&bias, |bias| inner(&d_y, &norm_f64(&x, &gain, bias)));
-                assert_close(&c.rig.get(c.d_bias), &d_bias, 1e-5, 0.0);
-            }
-        }
-    }
-
-    fn rms_norm_f64(x: &[f64], gain: &[f64]) -> Vec<f64> {
-        let row = |x: &[f64]| {
-            let square = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-            let scale = 1.0 / (square + 1e-2).sqrt();
-            x.iter().zip(gain).map(|(x, gain)| x * scale * gain).collect::<Vec<_>>()
-        };
-        x.chunks(gain.len()).flat_map(row).collect()
-    }
-
-    /// y, stats, d_x and d_gain of RMSNorm on some rows of an input.
-    fn rms_case(
-        threads: usize,
-        dtype: Dtype,
-        rows: std::ops::Range<usize>,
-        cols: usize,
-        add: bool,
-    ) -> [Vec<f64>; 4] {
-        let mut rig = Rig::new(threads);
-        let shape = (rows.len(), cols);
-        let part = |seed| noise(seed, rows.end * cols)[rows.start * cols..].to_vec();
-        let (x, d_y) = (rig.put(dtype, shape, &part(1)), rig.put(dtype, shape, &part(2)));
-        let gain = rig.put(dtype, (1, cols), &noise(3, cols));
-        let (y, stats) = (rig.out(dtype, shape), rig.out(Dtype::F32, (rows.len(), 1)));
-        let (d_x, d_gain) = (rig.put(dtype, shape, &part(5)), rig.out(Dtype::F32, (1, cols)));
-        rig.run(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-2 });
-        rig.run(&Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain });
-        [y, stats, d_x, d_gain].map(|t| rig.get(t))
-    }
-
-    #[test]
-    fn rms_norm_and_its_gradients_are_the_formula_in_every_type() {
-        for (dtype, ulp) in TYPES {
-            for (rows, cols, add) in [(3, 2, false), (5, 37, true), (2, 128, false), (1, 300, true)]
-            {
-                let (x, d_y) = (noise(1, rows * cols), noise(2, rows * cols));
-                let (gain, old) = (noise(3, cols), noise(5, rows * cols));
-                let [y, _, got_x, got_gain] = rms_case(1, dtype, 0..rows, cols, add);
-                assert_close(&y, &rms_norm_f64(&x, &gain), 3e-6, ulp);
-                let mut d_x = differences(&x, |x| inner(&d_y, &rms_norm_f64(x, &gain)));
-                if add {
-                    d_x.iter_mut().zip(old).for_each(|(d, old)| *d += old);
-                }
-                assert_close(&got_x, &d_x, 2e-5, ulp);
-                let d_gain = differences(&gain, |gain| inner(&d_y, &rms_norm_f64(&x, gain)));
-                assert_close(&got_gain, &d_gain, 1e-5, 2.0 * ulp);
-            }
-        }
-    }
-
-    #[test]
-    fn rows_and_threads_of_rms_norm_change_no_bit() {
-        let (all, part) =
-            (rms_case(1, Dtype::Bf16, 0..9, 333, true), rms_case(1, Dtype::Bf16, 4..7, 333, true));
-        for (of, each) in [(0, 333), (1, 1), (2, 333)] {
-            assert_eq!(all[of][4 * each..7 * each], part[of]);
-        }
-        let run = |threads| rms_case(threads, Dtype::Bf16, 0..101, 777, true);
-        assert_eq!(run(1), run(3));
-    }
-
-    #[test]
-    fn a_row_does_not_depend_on_the_others() {
-        for (dtype, _) in TYPES {
-            let (cols, n) = (333, 9);
-            let (all, part) =
-                (case(1, dtype, 0..n, cols, false), case(1, dtype, 4..7, cols, false));
-            let same = |a: Tensor, b: Tensor, each: usize| {
-                assert_eq!(all.rig.get(a)[4 * each..7 * each], part.rig.get(b));
-            };
-            same(all.y, part.y, cols);
-            same(all.d_x, part.d_x, cols);
-            same(all.stats, part.stats, 2);
-        }
-    }
-
-    #[test]
-    fn threads_change_no_bit() {
-        let run = |threads| {
-            let c = case(threads, Dtype::Bf16, 0..101, 777, true);
-            [c.y, c.stats, c.d_x, c.d_gain, c.d_bias].map(|t| c.rig.get(t))
-        };
-        assert_eq!(run(1), run(3));
-    }
-
-    #[test]
-    fn too_little_scratch_is_an_error() {
-        let mut rig = Rig::new(1);
-        let cols = 1 << 20;
-        let [x, gain, bias, y] = [(); 4].map(|()| rig.out(Dtype::F16, (1, cols)));
-        let stats = rig.out(Dtype::F32, (1, 2));
-        let error = rig.try_run(&Op::LayerNorm { x, gain, bias, y, stats, epsilon: 1e-5 });
-        assert!(error.expect_err("scratch").contains("scratch"));
-    }
-}
+mod tests;

@@ -1,8 +1,9 @@
-//! Rotary positions by halves (arXiv 2104.09864; `rotate_half` of transformers), with the norm of
-//! each head of q and k if the model has this norm. Arithmetic between load and store is f32.
+//! Rotary positions by halves (arXiv 2104.09864; `rotate_half` of transformers) of the first
+//! elements of each head, with the norm of each head of q and k if the model has this norm.
+//! Arithmetic between load and store is f32.
 
 use super::documents::Starts;
-use super::math::{dot, read, sum, vectorised};
+use super::math::{dot, factors, sum, vectorised};
 use super::{Memory, not_a_kernel, slice, values, values_mut};
 use crate::cpu::workers::{Rows, Workers, rotary_floats};
 use crate::op::{HeadNorm, Heads, Op};
@@ -12,41 +13,41 @@ use std::ops::Range;
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::Rotary { qkv, table, heads, starts, norm } => {
-            let shape = RotaryShape::new(qkv, heads, Starts::new(m, starts, 0, heads.seq_len)?);
+            let starts = Starts::new(m, starts, 0, heads.seq_len)?;
+            let shape = RotaryShape::new(qkv, table, heads, starts);
             workers.need(rotary_floats(shape.dim))?;
             let work = qkv.len();
             let (table, qkv) = (slice::<f32>(m, table)?, values_mut(m, qkv)?);
             let qkv = Rows { view: qkv, each: shape.columns };
-            let Some(HeadNorm { q_gain, k_gain, raw, epsilon }) = norm else {
+            let Some(HeadNorm { q_gain, k_gain, raw, epsilon, offset }) = norm else {
                 workers.split(shape.rows, work, qkv, &|rows, mut qkv, scratch| {
                     rotate(shape, table, rows, &mut qkv.view, None, &mut scratch.floats);
                 });
                 return Ok(());
             };
             let gains = [values(m, q_gain)?, values(m, k_gain)?];
+            let gains = Gains { gains, offset, epsilon };
             let raw = Rows { view: values_mut(m, raw)?, each: shape.rotated() };
             workers.split(shape.rows, work, (qkv, raw), &|rows, (mut qkv, mut raw), scratch| {
-                let norm = Some((gains, &mut raw.view, epsilon));
+                let norm = Some((gains, &mut raw.view));
                 rotate(shape, table, rows, &mut qkv.view, norm, &mut scratch.floats);
             });
         }
         Op::RotaryBackward { d_qkv, table, heads, starts, norm } => {
-            let shape = RotaryShape::new(d_qkv, heads, Starts::new(m, starts, 0, heads.seq_len)?);
+            let starts = Starts::new(m, starts, 0, heads.seq_len)?;
+            let shape = RotaryShape::new(d_qkv, table, heads, starts);
             workers.need(rotary_floats(shape.dim))?;
             let work = d_qkv.len();
             let (table, d_qkv) = (slice::<f32>(m, table)?, values_mut(m, d_qkv)?);
             let d_qkv = Rows { view: d_qkv, each: shape.columns };
-            let Some((HeadNorm { q_gain, k_gain, raw, epsilon }, grads)) = norm else {
+            let Some((HeadNorm { q_gain, k_gain, raw, epsilon, offset }, grads)) = norm else {
                 workers.split(shape.rows, work, d_qkv, &|rows, mut d_qkv, scratch| {
                     turn_back(shape, table, rows, &mut d_qkv.view, None, &mut scratch.floats);
                 });
                 return Ok(());
             };
-            let inputs = Inputs {
-                gains: [values(m, q_gain)?, values(m, k_gain)?],
-                raw: values(m, raw)?,
-                epsilon,
-            };
+            let gains = [values(m, q_gain)?, values(m, k_gain)?];
+            let inputs = Inputs { of: Gains { gains, offset, epsilon }, raw: values(m, raw)? };
             let mut d_gains = [values_mut(m, grads.q_gain)?, values_mut(m, grads.k_gain)?];
             let f = |rows: Range<usize>, mut d: Rows<'_>, sums: &mut [f32], floats: &mut [f32]| {
                 sums.fill(0.0);
@@ -73,12 +74,15 @@ struct RotaryShape<'a> {
     columns: usize,
     /// Elements of a head (D).
     dim: usize,
+    /// First elements of a head that turn (d).
+    turned: usize,
 }
 
 impl<'a> RotaryShape<'a> {
-    const fn new(qkv: Tensor, heads: Heads, starts: Starts<'a>) -> Self {
+    const fn new(qkv: Tensor, table: Tensor, heads: Heads, starts: Starts<'a>) -> Self {
         let (rows, columns) = qkv.shape();
-        Self { heads, starts, rows, columns, dim: heads.dim(columns) }
+        let (dim, turned) = (heads.dim(columns), heads.turned(table));
+        Self { heads, starts, rows, columns, dim, turned }
     }
 
     /// Elements of a row that belong to q and k.
@@ -86,9 +90,9 @@ impl<'a> RotaryShape<'a> {
         (self.heads.count + self.heads.kv_count) * self.dim
     }
 
-    /// Cosines and sines of row `row`, D/2 each.
+    /// Cosines and sines of row `row`, d/2 each.
     fn angles(self, table: &[f32], row: usize) -> (&[f32], &[f32]) {
-        table[self.starts.position(row) * self.dim..][..self.dim].split_at(self.dim / 2)
+        table[self.starts.position(row) * self.turned..][..self.turned].split_at(self.turned / 2)
     }
 
     /// Iterates over the heads of q (0) and k (1), with the index of their first element in a row.
@@ -98,8 +102,30 @@ impl<'a> RotaryShape<'a> {
     }
 }
 
-/// Gains of q and k, storage for q and k before the norm, and epsilon.
-type Norm<'a, 'b> = ([View<'a>; 2], &'a mut ViewMut<'b>, f32);
+/// Gains of q and k (D each), what is added to them, and epsilon.
+#[derive(Clone, Copy)]
+struct Gains<'a> {
+    gains: [View<'a>; 2],
+    offset: f32,
+    epsilon: f32,
+}
+
+impl Gains<'_> {
+    /// Factors of the elements of a head of q (0) or k (1).
+    #[inline(always)]
+    fn factors<'b>(&'b self, part: usize, buffer: &'b mut [f32]) -> &'b [f32] {
+        factors(&self.gains[part], self.offset, buffer)
+    }
+
+    /// 1 / sqrt(mean(x^2) + epsilon)
+    #[inline(always)]
+    fn inverse_root(&self, x: &[f32]) -> f32 {
+        1.0 / sum(x, |x| x * x).mul_add(1.0 / x.len() as f32, self.epsilon).sqrt()
+    }
+}
+
+/// Gains of q and k, and storage for q and k before the norm.
+type Norm<'a, 'b> = (Gains<'a>, &'a mut ViewMut<'b>);
 
 fn rotate(
     shape: RotaryShape<'_>,
@@ -109,7 +135,7 @@ fn rotate(
     mut norm: Option<Norm<'_, '_>>,
     floats: &mut [f32],
 ) {
-    let dim = shape.dim;
+    let (dim, turned) = (shape.dim, shape.turned);
     vectorised(
         #[inline(always)]
         || {
@@ -120,13 +146,13 @@ fn rotate(
                 for (part, first) in shape.each_head() {
                     let from = at * shape.columns + first;
                     qkv.as_view().load(from, x);
-                    if let Some((gain, raw, epsilon)) = &mut norm {
+                    if let Some((of, raw)) = &mut norm {
                         raw.store(at * shape.rotated() + first, x);
-                        let scale = inverse_root(x, *epsilon);
-                        let gain = read(&gain[part], 0, dim, gains);
+                        let scale = of.inverse_root(x);
+                        let gain = of.factors(part, gains);
                         x.iter_mut().zip(gain).for_each(|(x, gain)| *x *= scale * gain);
                     }
-                    let (low, high) = x.split_at_mut(dim / 2);
+                    let (low, high) = x[..turned].split_at_mut(turned / 2);
                     let halves = low.iter_mut().zip(high);
                     for ((x, y), (cos, sin)) in halves.zip(angles.0.iter().zip(angles.1)) {
                         (*x, *y) = ((*x).mul_add(*cos, -*y * sin), (*y).mul_add(*cos, *x * sin));
@@ -138,18 +164,11 @@ fn rotate(
     );
 }
 
-/// 1 / sqrt(mean(x^2) + epsilon)
-#[inline(always)]
-fn inverse_root(x: &[f32], epsilon: f32) -> f32 {
-    1.0 / sum(x, |x| x * x).mul_add(1.0 / x.len() as f32, epsilon).sqrt()
-}
-
 /// Inputs of a norm's gradient: the gains of q and k, and q and k before the norm.
 #[derive(Clone, Copy)]
 struct Inputs<'a> {
-    gains: [View<'a>; 2],
+    of: Gains<'a>,
     raw: View<'a>,
-    epsilon: f32,
 }
 
 /// Inputs and sums of a norm's gradient over some rows.
@@ -168,7 +187,7 @@ fn turn_back(
     mut norm: Option<NormGradient<'_>>,
     floats: &mut [f32],
 ) {
-    let dim = shape.dim;
+    let (dim, turned) = (shape.dim, shape.turned);
     vectorised(
         #[inline(always)]
         || {
@@ -180,15 +199,15 @@ fn turn_back(
                 for (part, first) in shape.each_head() {
                     let from = at * shape.columns + first;
                     d_qkv.as_view().load(from, d);
-                    let (low, high) = d.split_at_mut(dim / 2);
+                    let (low, high) = d[..turned].split_at_mut(turned / 2);
                     let halves = low.iter_mut().zip(high);
                     for ((x, y), (cos, sin)) in halves.zip(angles.0.iter().zip(angles.1)) {
                         (*x, *y) = ((*x).mul_add(*cos, *y * sin), (*y).mul_add(*cos, -*x * sin));
                     }
                     if let Some(NormGradient { inputs, sums }) = &mut norm {
                         inputs.raw.load(row * shape.rotated() + first, normal);
-                        let scale = inverse_root(normal, inputs.epsilon);
-                        let gain = read(&inputs.gains[part], 0, dim, gains);
+                        let scale = inputs.of.inverse_root(normal);
+                        let gain = inputs.of.factors(part, gains);
                         let sums = &mut sums[part * dim..][..dim];
                         let terms = d.iter_mut().zip(&mut *normal).zip(gain).zip(sums);
                         for (((d, n), gain), sum) in terms {
@@ -220,7 +239,7 @@ mod tests {
         Heads { count: 6, kv_count: 2, first: 0, total: 6, seq_len: 5 }
     }
 
-    /// (T, D): cosines and sines of some angles.
+    /// (T, d): cosines and sines of some angles.
     fn table(seq_len: usize, dim: usize) -> Vec<f64> {
         let angle = |t: usize, i: usize| t as f64 * 10f64.powf(-2.0 * i as f64 / dim as f64);
         let row = |t| {
@@ -235,48 +254,52 @@ mod tests {
         starts(5, &[2, 3, 1, 1, 3].repeat(rows.div_ceil(5)))[..rows].to_vec()
     }
 
-    /// The plain formula for `rows` rows of heads.
-    fn rotary_f64(
-        qkv: &[f64],
+    /// Sizes and options of a test.
+    #[derive(Clone, Copy)]
+    struct RotaryCase {
         rows: usize,
         dim: usize,
+        /// Elements of a head that turn.
+        turned: usize,
+        /// Offset of the gains, if heads are normed.
+        offset: Option<f32>,
         packed: bool,
-        gains: Option<[&[f64]; 2]>,
-    ) -> Vec<f64> {
+    }
+
+    /// The plain formula.
+    fn rotary_f64(qkv: &[f64], case: RotaryCase, gains: [&[f64]; 2]) -> Vec<f64> {
+        let RotaryCase { rows, dim, turned, offset, packed } = case;
         let starts = if packed { documents(rows) } else { vec![0; rows] };
-        let (heads, table) = (heads(), table(5, dim));
+        let (heads, table) = (heads(), table(5, turned));
         let columns = qkv.len() / rows;
         let mut out = qkv.to_vec();
         for (row, head) in (0..rows).flat_map(|r| (0..8).map(move |h| (r, h))) {
             let at = row * columns + head * dim;
             let mut x = qkv[at..at + dim].to_vec();
-            if let Some(gains) = gains {
+            if let Some(offset) = offset {
                 let gain = gains[usize::from(head >= heads.count)];
                 let square = x.iter().map(|x| x * x).sum::<f64>() / dim as f64;
                 let scale = 1.0 / (square + EPSILON).sqrt();
-                x.iter_mut().zip(gain).for_each(|(x, gain)| *x *= scale * gain);
+                let factor = |gain: &f64| scale * (gain + f64::from(offset));
+                x.iter_mut().zip(gain).for_each(|(x, gain)| *x *= factor(gain));
             }
-            let angles = &table[(row % heads.seq_len - starts[row] as usize) * dim..][..dim];
-            for i in 0..dim / 2 {
-                let (a, b, cos, sin) = (x[i], x[i + dim / 2], angles[i], angles[i + dim / 2]);
+            let position = row % heads.seq_len - starts[row] as usize;
+            let (angles, half) = (&table[position * turned..][..turned], turned / 2);
+            out[at..at + dim].copy_from_slice(&x);
+            for i in 0..half {
+                let (a, b, cos, sin) = (x[i], x[i + half], angles[i], angles[i + half]);
                 out[at + i] = a * cos - b * sin;
-                out[at + i + dim / 2] = b * cos + a * sin;
+                out[at + i + half] = b * cos + a * sin;
             }
         }
         out
     }
 
     /// Rotated qkv, d_qkv rotated back, and the gradients of the gains.
-    fn run_ops(
-        threads: usize,
-        dtype: Dtype,
-        rows: usize,
-        dim: usize,
-        normed: bool,
-        packed: bool,
-    ) -> Vec<Vec<f64>> {
+    fn run_ops(threads: usize, dtype: Dtype, case: RotaryCase) -> Vec<Vec<f64>> {
+        let RotaryCase { rows, dim, turned, offset, packed } = case;
         let (mut rig, heads, n) = (Rig::new(threads), heads(), rows * 10 * dim);
-        let table = rig.put(Dtype::F32, (heads.seq_len, dim), &table(heads.seq_len, dim));
+        let table = rig.put(Dtype::F32, (heads.seq_len, turned), &table(heads.seq_len, turned));
         let qkv = rig.put(dtype, (rows, 10 * dim), &noise(1, n));
         let d_qkv = rig.put(dtype, (rows, 10 * dim), &noise(2, n));
         let mut gain = |seed| rig.put(dtype, (1, dim), &noise(seed, dim));
@@ -286,34 +309,40 @@ mod tests {
             q_gain: rig.out(Dtype::F32, (1, dim)),
             k_gain: rig.out(Dtype::F32, (1, dim)),
         };
-        let norm = HeadNorm { q_gain, k_gain, raw, epsilon: EPSILON as f32 };
+        let epsilon = EPSILON as f32;
+        let norm = offset.map(|offset| HeadNorm { q_gain, k_gain, raw, epsilon, offset });
         let starts = packed.then(|| rig.put_ints(&documents(rows)));
-        rig.run(&Op::Rotary { qkv, table, heads, starts, norm: normed.then_some(norm) });
-        let norm = normed.then_some((norm, grads));
+        rig.run(&Op::Rotary { qkv, table, heads, starts, norm });
+        let norm = norm.map(|norm| (norm, grads));
         rig.run(&Op::RotaryBackward { d_qkv, table, heads, starts, norm });
         [qkv, d_qkv, grads.q_gain, grads.k_gain].map(|t| rig.get(t)).to_vec()
     }
 
     #[test]
     fn rotation_and_its_gradients_are_the_formula_in_every_type() {
+        let case =
+            |rows, (dim, turned), offset, packed| RotaryCase { rows, dim, turned, offset, packed };
         for (dtype, ulp) in TYPES {
-            for (rows, dim, normed, packed) in [
-                (5, 2, false, false),
-                (10, 6, true, false),
-                (15, 16, true, true),
-                (5, 64, false, true),
+            for case in [
+                case(5, (2, 2), None, false),
+                case(10, (6, 6), Some(0.0), false),
+                case(15, (16, 16), Some(0.0), true),
+                case(5, (64, 64), None, true),
+                // Offsets of gains, and heads of which the first elements turn alone.
+                case(10, (16, 16), Some(1.0), false),
+                case(10, (16, 4), None, false),
+                case(5, (10, 6), Some(1.0), true),
             ] {
+                let RotaryCase { rows, dim, .. } = case;
                 let (x, d) = (noise(1, rows * 10 * dim), noise(2, rows * 10 * dim));
                 let (q, k) = (noise(3, dim), noise(4, dim));
-                let formula = |x: &[f64], q: &[f64], k: &[f64]| {
-                    rotary_f64(x, rows, dim, packed, normed.then_some([q, k]))
-                };
-                let got = run_ops(1, dtype, rows, dim, normed, packed);
+                let formula = |x: &[f64], q: &[f64], k: &[f64]| rotary_f64(x, case, [q, k]);
+                let got = run_ops(1, dtype, case);
                 assert_close(&got[0], &formula(&x, &q, &k), 3e-6, ulp);
                 let want = differences(&x, |x| inner(&d, &formula(x, &q, &k)));
                 // q and k are rounded before the norm.
                 assert_close(&got[1], &want, 2e-5, 2.0 * ulp);
-                if normed {
+                if case.offset.is_some() {
                     let want = differences(&q, |q| inner(&d, &formula(&x, q, &k)));
                     assert_close(&got[2], &want, 1e-4, 4.0 * ulp);
                     let want = differences(&k, |k| inner(&d, &formula(&x, &q, k)));
@@ -324,9 +353,26 @@ mod tests {
     }
 
     #[test]
+    fn elements_that_do_not_turn_keep_their_bits() {
+        let case = RotaryCase { rows: 10, dim: 16, turned: 6, offset: None, packed: false };
+        let got = run_ops(1, Dtype::F32, case);
+        for (got, seed) in got.iter().zip([1, 2]) {
+            let before = noise(seed, got.len());
+            // The last two of the ten heads are values.
+            for (i, (got, before)) in got.iter().zip(&before).enumerate() {
+                if i % 16 >= 6 || i / 16 % 10 >= 8 {
+                    assert_eq!(got, before, "element {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn threads_change_no_bit() {
-        for normed in [false, true] {
-            let run = |threads| run_ops(threads, Dtype::Bf16, 400, 16, normed, normed);
+        for offset in [None, Some(1.0)] {
+            let (packed, turned) = (offset.is_some(), if offset.is_some() { 6 } else { 16 });
+            let case = RotaryCase { rows: 400, dim: 16, turned, offset, packed };
+            let run = |threads| run_ops(threads, Dtype::Bf16, case);
             assert_eq!(run(1), run(3));
         }
     }

@@ -5,7 +5,7 @@
 use super::{Data, ExecutionPlan, Fold, Graph, Handle, Layout, Mode, Node, Storage};
 use crate::cuda::blas::Workspace;
 use crate::cuda::driver::Stream;
-use crate::op::Heads;
+use crate::op::{Heads, Scores};
 use crate::{Dropout, Dtype, Op, Tensor};
 use std::collections::HashMap;
 
@@ -48,21 +48,30 @@ pub(crate) struct AttentionOp {
 }
 
 impl AttentionOp {
-    /// `op` as an op of the library: attention in 16 bits without documents and without dropout,
-    /// on heads of whole 16 bytes.
+    /// `op` as an op of the library: attention in 16 bits without documents, dropout, window and
+    /// cap, with scores divided by the root of a head's elements, on heads of whole 16 bytes.
     pub(crate) fn of(op: &Op) -> Option<Self> {
-        let (qkv, out, lse, heads, gradients, plain) = match *op {
-            Op::Attention { qkv, out, lse, heads, starts, dropout } => {
-                (qkv, out, lse, heads, None, is_plain(starts, dropout))
+        let (qkv, out, lse, heads, gradients, scores, plain) = match *op {
+            Op::Attention { qkv, out, lse, heads, starts, dropout, scores } => {
+                (qkv, out, lse, heads, None, scores, is_plain(starts, dropout))
             }
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout } => {
-                (qkv, out, lse, heads, Some([d_out, d_qkv]), is_plain(starts, dropout))
-            }
+            Op::AttentionBackward {
+                qkv,
+                out,
+                lse,
+                d_out,
+                d_qkv,
+                heads,
+                starts,
+                dropout,
+                scores,
+            } => (qkv, out, lse, heads, Some([d_out, d_qkv]), scores, is_plain(starts, dropout)),
             _ => return None,
         };
         let Heads { count, kv_count, seq_len, .. } = heads;
         let (rows, columns) = qkv.shape();
         let dim = heads.dim(columns);
+        let plain = plain && scores == Scores::of(dim);
         let dtype = qkv.dtype();
         let gradients_fit = gradients.iter().flatten().all(|t| t.dtype() == dtype);
         let types_fit = out.dtype() == dtype && lse.dtype() == Dtype::F32 && gradients_fit;

@@ -90,6 +90,18 @@ INLINE void store_rows(const float (&sums)[4][N], const float (&factors)[4], voi
         store1(y, type, start + (4 * ty + i) * stride + tx + 16 * j, sums[i][j] * factors[i]);
 }
 
+// tanh(x), in [-1, 1].
+INLINE float hyperbolic_tangent(float x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
+
+// A product q k' with its cap, so that `scale` times it is the score; `slope` becomes the derivative.
+INLINE float capped(const Head& head, float product, float& slope) {
+  slope = 1.0f;
+  if (head.cap == 0.0f) return product;
+  float bent = hyperbolic_tangent(product * head.scale / head.cap);
+  slope = 1.0f - bent * bent;
+  return head.cap / head.scale * bent;
+}
+
 // The first tile of keys that a tile of queries sees.
 INLINE int first_tile(const Head& head, int query) { return start_of(head, query) / TILE * TILE; }
 
@@ -123,6 +135,8 @@ INLINE void forward(const void* qkv, void* out, float* lse, u32 types, const Hea
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         int column = key + tx + 16 * j;
+        float slope;
+        s[i][j] = capped(head, s[i][j], slope);
         if (column > row || column < start[i]) s[i][j] = -__int_as_float(0x7f800000);
         high = fmaxf(high, s[i][j]);
       }
@@ -186,9 +200,10 @@ INLINE void scores_backward(float (&w)[4][4], float (&d)[4][4], Slab (&slabs)[2]
     for (int j = 0; j < 4; j++) {
       int column = key + tx + 16 * j;
       bool seen = exists && column <= row && column >= start;
-      float weight = exponential(fmaf(w[i][j], head.scale, -row_lse));
+      float slope, score = capped(head, w[i][j], slope);
+      float weight = exponential(fmaf(score, head.scale, -row_lse));
       float factor = masked(head.mask, mask_index(head, row, column), 1.0f);
-      d[i][j] = seen ? weight * fmaf(d[i][j], factor, -row_delta) * head.scale : 0.0f;
+      d[i][j] = seen ? weight * fmaf(d[i][j], factor, -row_delta) * (head.scale * slope) : 0.0f;
       w[i][j] = seen ? weight * factor : 0.0f;
     }
   }
@@ -285,7 +300,7 @@ KERNEL(256) attention_keys_256(BACKWARD_PARAMETERS) { backward_keys<16>(SAVED, d
 // out (1, H D): the values of `cache` (n, 2 K D), behind its keys, by the softmax of one query of each head. A block has a
 // head. Its 8 warps take positions in turn, each with a running maximum; a lane has every 32nd element of a row.
 KERNEL(256) cached_attention(const void* q, const void* cache, void* out, u32 types, i64 positions, i64 head_dim,
-                             i64 group, i64 kv_heads, float scale) {
+                             i64 group, i64 kv_heads, float scale, float cap) {
   __shared__ float tops[8], totals[8], sums[8][256];
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   i64 head = blockIdx.x, width = 2 * kv_heads * head_dim, first = head / group * head_dim;
@@ -304,6 +319,7 @@ KERNEL(256) cached_attention(const void* q, const void* cache, void* out, u32 ty
       for (int j = 0; j < 8; j++)
         if (lane + 32 * j < head_dim) score = fmaf(query[j], get<decltype(type)>(cache, key + lane + 32 * j), score);
       score = warp_combine(score, 32, plus);
+      if (cap != 0.0f) score = cap * hyperbolic_tangent(score / cap);
       float higher = fmaxf(top, score), kept = exponential(top - higher), weight = exponential(score - higher);
       total = fmaf(total, kept, weight);
 #pragma unroll

@@ -1,6 +1,7 @@
 // Causal attention on tensor cores, for heads of up to 128: f16 and bf16 on Ampere and later, f16 on Volta (`M`, see
 // tensor_cores.cuh). A block has 4 warps; backward a warp has 16 rows of a tile of 64. Everything else is as in attention.cu, but
-// weights and gradients of scores are rounded to the storage type before the products.
+// weights and gradients of scores are rounded to the storage type before the products. Scores have no cap
+// here.
 //
 // A slab is M::SLAB rows of keys or of queries. Shared memory has two. From Ampere on the next rows come while the products with
 // one run; on Volta they are copied before these products.
@@ -318,8 +319,11 @@ INLINE void begin_queries(u16* q, OfRows<SLAB>& rows, const Saved& saved, const 
   if (part == 0) M::begin_copy_word(&rows.lse[i], &saved.lse[at_lse(head, token)], exists);
   if (part == 1) M::begin_copy_word(&rows.delta[i], &saved.delta[at_lse(head, token)], exists);
   if (part == 2) {
-    if (head.starts) M::begin_copy_word(&rows.start[i], &head.starts[blockIdx.z * head.seq_len + (u32)token], exists);
-    else rows.start[i] = 0;
+    if (head.starts && !head.window) {
+      M::begin_copy_word(&rows.start[i], &head.starts[blockIdx.z * head.seq_len + (u32)token], exists);
+    } else {
+      rows.start[i] = start_of(head, token);
+    }
   }
 }
 

@@ -115,22 +115,23 @@ KERNEL(256) copy_bytes(const char* x, char* y, i64 bytes) {
   for (; i < bytes; i += (i64)gridDim.x * blockDim.x) y[i] = x[i];
 }
 
-// y = dropout(x); x and y may be the same. `first` is the global index of the first element.
-KERNEL(256) dropout(const void* x, void* y, u32 types, i64 n, u64 first, u64 key, u32 threshold, float scale) {
+// y = factor dropout(x); x and y may be the same. `first` is the global index of the first element.
+KERNEL(256) dropout(const void* x, void* y, u32 types, i64 n, u64 first, float factor, u64 key, u32 threshold,
+                    float scale) {
   Mask mask = {key, threshold, scale};
   for (i64 i = first_run(); i < n; i += next_run()) {
     int count = run_length(i, n);
     float v[8];
     load8(x, type_of(types, 0), i, count, v);
 #pragma unroll
-    for (int j = 0; j < 8; j++) v[j] = masked(mask, first + i + j, v[j]);
+    for (int j = 0; j < 8; j++) v[j] = masked(mask, first + i + j, v[j]) * factor;
     store8(y, type_of(types, 1), i, count, v);
   }
 }
 
-// y (rows, cols) = residual + dropout(x + bias (cols)); without a bias, bias is null.
+// y (rows, cols) = residual + factor dropout(x + bias (cols)); without a bias, bias is null.
 KERNEL(256) bias_dropout_add(const void* x, const void* bias, const void* residual, void* y, u32 types, i64 rows,
-                             i64 cols, u64 first, u64 key, u32 threshold, float scale) {
+                             i64 cols, u64 first, float factor, u64 key, u32 threshold, float scale) {
   Mask mask = {key, threshold, scale};
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
@@ -143,7 +144,7 @@ KERNEL(256) bias_dropout_add(const void* x, const void* bias, const void* residu
       if (bias) load8(bias, type_of(types, 1), col, count, b);
       load8(residual, type_of(types, 2), i, count, r);
 #pragma unroll
-      for (int j = 0; j < 8; j++) v[j] = masked(mask, first + i + j, v[j] + b[j]) + r[j];
+      for (int j = 0; j < 8; j++) v[j] = masked(mask, first + i + j, v[j] + b[j]) * factor + r[j];
       store8(y, type_of(types, 3), i, count, v);
     }
   }
@@ -275,8 +276,9 @@ KERNEL(256) combine_peers_f64(double* into, i64 n, u32 ranks, u32 largest, PEERS
 // 1 / (1 + e^-x)
 INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 
-// y (rows, width) = silu(gate) up. A row of x holds the gate's `width` elements, then those of up.
-KERNEL(256) swiglu(const void* x, void* y, u32 types, i64 rows, i64 width) {
+// y (rows, width) = f(gate) up. A row of x holds the gate's `width` elements, then those of up.
+template <class F>
+INLINE void gated(const void* x, void* y, u32 types, i64 rows, i64 width, F f) {
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     for (i64 col = 8 * threadIdx.x; col < width; col += 8 * blockDim.x) {
       int count = run_length(col, width);
@@ -284,15 +286,15 @@ KERNEL(256) swiglu(const void* x, void* y, u32 types, i64 rows, i64 width) {
       load8(x, type_of(types, 0), 2 * row * width + col, count, g);
       load8(x, type_of(types, 0), (2 * row + 1) * width + col, count, up);
 #pragma unroll
-      for (int j = 0; j < 8; j++) g[j] = g[j] * sigmoid(g[j]) * up[j];
+      for (int j = 0; j < 8; j++) g[j] = f(g[j]) * up[j];
       store8(y, type_of(types, 1), row * width + col, count, g);
     }
   }
 }
 
-// Replaces x of swiglu by its gradient: (d up s (1 + g (1 - s)), d g s), where g is the gate and s
-// its sigmoid.
-KERNEL(256) swiglu_backward(void* x, const void* d_y, u32 types, i64 rows, i64 width) {
+// Replaces x of `gated` by its gradient: (d up f'(gate), d f(gate)). f(gate, slope) returns f and sets f'.
+template <class F>
+INLINE void gated_backward(void* x, const void* d_y, u32 types, i64 rows, i64 width, F f) {
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     for (i64 col = 8 * threadIdx.x; col < width; col += 8 * blockDim.x) {
       int count = run_length(col, width);
@@ -303,12 +305,35 @@ KERNEL(256) swiglu_backward(void* x, const void* d_y, u32 types, i64 rows, i64 w
       load8(d_y, type_of(types, 1), row * width + col, count, d);
 #pragma unroll
       for (int j = 0; j < 8; j++) {
-        float s = sigmoid(g[j]), slope = fmaf(g[j] * (1.0f - s), s, s), d_gate = d[j] * up[j] * slope;
-        up[j] = d[j] * (g[j] * s);
+        float slope, value = f(g[j], slope), d_gate = d[j] * up[j] * slope;
+        up[j] = d[j] * value;
         g[j] = d_gate;
       }
       store8(x, type_of(types, 0), gate, count, g);
       store8(x, type_of(types, 0), gate + width, count, up);
     }
   }
+}
+
+KERNEL(256) swiglu(const void* x, void* y, u32 types, i64 rows, i64 width) {
+  gated(x, y, types, rows, width, [](float g) { return g * sigmoid(g); });
+}
+
+KERNEL(256) swiglu_backward(void* x, const void* d_y, u32 types, i64 rows, i64 width) {
+  gated_backward(x, d_y, types, rows, width, [](float g, float& slope) {
+    float s = sigmoid(g);
+    slope = fmaf(g * (1.0f - s), s, s);
+    return g * s;
+  });
+}
+
+KERNEL(256) geglu(const void* x, void* y, u32 types, i64 rows, i64 width) {
+  gated(x, y, types, rows, width, [](float g) { return gelu_of(g); });
+}
+
+KERNEL(256) geglu_backward(void* x, const void* d_y, u32 types, i64 rows, i64 width) {
+  gated_backward(x, d_y, types, rows, width, [](float g, float& slope) {
+    slope = gelu_slope(g);
+    return gelu_of(g);
+  });
 }

@@ -1,8 +1,8 @@
 // Rows of tables, by token and by position. All kernels sum rows in the order of the cpu backend.
 
-// y (n, cols) = rows of the table by token; tokens outside first..first + owned give 0.
+// y (n, cols) = scale times rows of the table by token; tokens outside first..first + owned give 0.
 KERNEL(256) embedding(const int* tokens, const void* table, void* y, u32 types, i64 n, i64 cols, i64 first,
-                      i64 owned) {
+                      i64 owned, float scale) {
   for (i64 row = blockIdx.x; row < n; row += gridDim.x) {
     i64 local = tokens[row] - first;
     bool mine = local >= 0 && local < owned;
@@ -10,6 +10,8 @@ KERNEL(256) embedding(const int* tokens, const void* table, void* y, u32 types, 
       int count = run_length(col, cols);
       float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
       if (mine) load8(table, type_of(types, 0), local * cols + col, count, v);
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] *= scale;
       store8(y, type_of(types, 1), row * cols + col, count, v);
     }
   }
@@ -25,10 +27,10 @@ INLINE i64 end_of_token(const int* tokens, const int* order, i64 from, i64 n, in
   return n;
 }
 
-// d_table += sums of the rows of d_y by token. `order` lists positions sorted by token. The block
+// d_table += scale times the sums of the rows of d_y by token. `order` lists positions sorted by token. The block
 // of a token's first position adds the token's rows in order; other blocks do nothing.
 KERNEL(256) embedding_backward(const int* tokens, const int* order, const void* d_y, void* d_table, u32 types, i64 n,
-                               i64 cols, i64 first, i64 owned) {
+                               i64 cols, i64 first, i64 owned, float scale) {
   i64 start = blockIdx.x;
   int token = tokens[order[start]];
   i64 local = token - first;
@@ -44,7 +46,7 @@ KERNEL(256) embedding_backward(const int* tokens, const int* order, const void* 
     for (i64 i = start; i < end; i++) sum += get<decltype(type)>(d_y, order[i] * cols + col);
   });
   i64 at = local * cols + col;
-  store1(d_table, type_of(types, 1), at, sum + load1(d_table, type_of(types, 1), at));
+  store1(d_table, type_of(types, 1), at, sum * scale + load1(d_table, type_of(types, 1), at));
 }
 
 // x (rows, cols) += row (first_row + r) mod seq_len of the table, less the start of the row's document.

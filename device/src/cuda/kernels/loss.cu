@@ -1,6 +1,18 @@
 // Cross entropy over logits (rows, cols). A rank holds some of the columns, and `valid` of them are
 // real tokens.
 
+// Sets logits to z = scale logits; with a cap (not 0) to cap tanh(z / cap), where `scale` is the scale over the cap.
+KERNEL(256) cap_logits(void* logits, u32 types, i64 n, float scale, float cap) {
+  for (i64 i = first_run(); i < n; i += next_run()) {
+    int count = run_length(i, n);
+    float v[8];
+    load8(logits, type_of(types, 0), i, count, v);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = cap > 0.0f ? cap * tanh_of(v[j] * scale) : v[j] * scale;
+    store8(logits, type_of(types, 0), i, count, v);
+  }
+}
+
 // y (rows) = maxima of the valid columns.
 KERNEL(512) row_max(const void* x, float* y, u32 types, i64 rows, i64 cols, i64 valid) {
   __shared__ float shared[2][32];
@@ -66,11 +78,11 @@ KERNEL(512) cross_entropy_loss(const float* sums, const int* targets, double* lo
   if (threadIdx.x == 0) *loss = shared[0];
 }
 
-// Replaces logits by (softmax - one-hot) times scale times factor; 0 in padded columns and in rows
-// with a negative target.
+// Replaces logits by (softmax - one-hot) times scale times factor and, with a cap (not 0), times the cap's slope; 0 in padded
+// columns and in rows with a negative target.
 KERNEL(512) cross_entropy_backward(void* logits, const float* max, const float* sums, const int* targets,
-                                   const double* scale, float factor, u32 types, i64 rows, i64 cols, i64 first,
-                                   i64 valid) {
+                                   const double* scale, float factor, float cap, u32 types, i64 rows, i64 cols,
+                                   i64 first, i64 valid) {
   float whole = (float)(*scale * (double)factor);
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     i64 target = target_column(targets[row], first, valid), end = targets[row] < 0 ? 0 : valid;
@@ -83,6 +95,7 @@ KERNEL(512) cross_entropy_backward(void* logits, const float* max, const float* 
       for (int j = 0; j < 8; j++) {
         float d = exponential(v[j] - top) * each;
         if (col + j == target) d -= whole;
+        if (cap > 0.0f) d *= cap_slope(v[j], cap);
         v[j] = col + j < end ? d : 0.0f;
       }
       store8(logits, type_of(types, 0), row * cols + col, count, v);

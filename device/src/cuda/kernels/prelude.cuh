@@ -218,6 +218,26 @@ INLINE float exponential(float x) {
   return p * __uint_as_float(power << 23);
 }
 
+// tanh(x) with the cpu backend's bits: near 0 the polynomial of Cephes tanhf, elsewhere 1 - 2 / (e^2x + 1).
+INLINE float tanh_of(float x) {
+  float square = x * x;
+  float p = -5.7049887e-3f;
+  p = fmaf(p, square, 2.0639088e-2f);
+  p = fmaf(p, square, -5.3739715e-2f);
+  p = fmaf(p, square, 1.3331442e-1f);
+  p = fmaf(p, square, -3.333328e-1f);
+  float near = fmaf(p * square, x, x);
+  float far = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+  return square < 0.390625f ? near : far;  // the square of 0.625
+}
+
+// The slope of c tanh(s / c) where it is `capped`, at least 0: `capped` may be rounded, or minus infinity.
+INLINE float cap_slope(float capped, float cap) {
+  float share = capped / cap;
+  float slope = fmaf(-share, share, 1.0f);
+  return slope < 0.0f ? 0.0f : slope;
+}
+
 // bits32 of random.rs, bit for bit.
 INLINE u32 bits32(u64 stream, u64 index) {
   u32 z = (u32)index ^ (u32)stream;
@@ -279,12 +299,14 @@ struct Head {
   u32 count;    // heads of this rank
   u32 seq_len;  // T
   u32 dim;      // D
-  float scale;  // 1 / sqrt(D)
+  float scale;  // factor of q k'; usually 1 / sqrt(D)
   u64 first_mask_head;  // number of (sample 0, head 0) among all samples and heads
   u32 total;    // heads of all ranks
   Mask mask;
   u32 kv_count;  // heads of keys and values; count / kv_count heads of queries share one
   const int* starts;  // by row of all samples, where its document starts in its sample; null: at 0
+  u32 window;    // keys that a query sees, its own among them; 0: all of its document up to its own
+  float cap;     // c: a score s becomes c tanh(s / c); 0: no cap
   u32 number;    // number of this head of queries
   u32 shared;    // number of its head of keys and values
 };
@@ -315,7 +337,9 @@ INLINE float finite_or_zero(float x) { return x == -__int_as_float(0x7f800000) ?
 
 // Where the document of a token starts in its sample; 0 for tokens after the last.
 INLINE int start_of(const Head& head, int token) {
-  return head.starts && token < (int)head.seq_len ? head.starts[blockIdx.z * head.seq_len + (u32)token] : 0;
+  int start = head.starts && token < (int)head.seq_len ? head.starts[blockIdx.z * head.seq_len + (u32)token] : 0;
+  int of_window = head.window ? token - (int)head.window + 1 : 0;
+  return start > of_window ? start : of_window;
 }
 
 // Inputs of the backward kernels.
@@ -327,9 +351,9 @@ struct Saved {
 
 #define HEAD_PARAMETERS                                                                                          \
   u32 count, u32 seq_len, u32 dim, float scale, u64 first_mask_head, u32 total, u64 key, u32 threshold,          \
-      float mask_scale, u32 kv_count, const int *starts
+      float mask_scale, u32 kv_count, const int *starts, u32 window, float cap
 #define HEAD \
-  { count, seq_len, dim, scale, first_mask_head, total, { key, threshold, mask_scale }, kv_count, starts, blockIdx.y, blockIdx.y / (count / kv_count) }
+  { count, seq_len, dim, scale, first_mask_head, total, { key, threshold, mask_scale }, kv_count, starts, window, cap, blockIdx.y, blockIdx.y / (count / kv_count) }
 
 #define BACKWARD_PARAMETERS                                                                                      \
   const void *qkv, const void *out, const float *lse, const void *d_out, void *d_qkv, const float *delta,        \

@@ -1,7 +1,8 @@
-// Rotary positions by halves, in place, with the norm of each head of q and k in models that have
-// one. A team of `lanes` lanes of a warp, a power of two, has one head of one row at a time, and a
-// lane has 8 pairs of it. The head's loads and stores are then as wide as those of element-wise
-// kernels.
+// Rotary positions by halves of the first `turns` elements of a head, in place, with the norm of
+// each head of q and k in models that have one. A team of `lanes` lanes of a warp, a power of two,
+// has one head of one row at a time, and a lane has 8 pairs of it: first lanes with pairs that turn,
+// then lanes with pairs of the other elements. The head's loads and stores are then as wide as those
+// of element-wise kernels.
 //
 // Bytes: q and k are read once and written once; the norm's inputs are written once forward and
 // read once backward. That is minimal. In addition there are the table and, for gradients of gains,
@@ -9,38 +10,45 @@
 
 // A block's parameters about the heads.
 struct Turned {
-  u32 rows, count, kv_count, seq_len, dim, lanes;
-  float epsilon;
+  u32 rows, count, kv_count, seq_len, dim, turns, lanes;
+  float epsilon, offset;  // `offset` is added to the gains
   u32 types;  // types of qkv, the gains of q and k, raw
   const int* starts;  // by row, where its document starts in its sample; null: at 0
 };
 
 #define TURNED_PARAMETERS \
-  u32 types, u32 rows, u32 count, u32 kv_count, u32 seq_len, u32 dim, u32 lanes, float epsilon, const int* starts
+  u32 types, u32 rows, u32 count, u32 kv_count, u32 seq_len, u32 dim, u32 turns, u32 lanes, float epsilon, \
+      float offset, const int* starts
 #define TURNED \
-  { rows, count, kv_count, seq_len, dim, lanes, epsilon, types, starts }
+  { rows, count, kv_count, seq_len, dim, turns, lanes, epsilon, offset, types, starts }
 
-// Pairs first..first + n of a head: x[0] and x[1] are from its two halves. Pairs after the end are
-// 0.
+// Up to 8 pairs of a head: x[0] are its elements from `low` on, x[1] those from `high` on. Pairs from n
+// on are 0.
 typedef float Pairs[2][8];
 struct Place {
-  u32 first;
+  u32 low, high;
   int n;
+  bool turns;
 };
 
+// The pairs of a lane are from the two halves of the elements that turn, or from the two halves of the
+// others.
 INLINE Place place_of_lane(const Turned& turned, bool there) {
-  u32 first = threadIdx.x % turned.lanes * 8, half = turned.dim / 2;
-  return {first, there && first < half ? run_length(first, half) : 0};
+  u32 lane = threadIdx.x % turned.lanes, turning = (turned.turns / 2 + 7) / 8;
+  bool turns = lane < turning;
+  u32 start = turns ? 0 : turned.turns, half = (turns ? turned.turns : turned.dim - turned.turns) / 2;
+  u32 first = 8 * (turns ? lane : lane - turning);
+  return {start + first, start + half + first, there && first < half ? run_length(first, half) : 0, turns};
 }
 
-INLINE void load_pairs(Pairs& x, const void* from, u32 type, i64 at, Place place, u32 dim) {
-  load8(from, type, at + place.first, place.n, x[0]);
-  load8(from, type, at + dim / 2 + place.first, place.n, x[1]);
+INLINE void load_pairs(Pairs& x, const void* from, u32 type, i64 at, Place place) {
+  load8(from, type, at + place.low, place.n, x[0]);
+  load8(from, type, at + place.high, place.n, x[1]);
 }
 
-INLINE void store_pairs(const Pairs& x, void* to, u32 type, i64 at, Place place, u32 dim) {
-  store8(to, type, at + place.first, place.n, x[0]);
-  store8(to, type, at + dim / 2 + place.first, place.n, x[1]);
+INLINE void store_pairs(const Pairs& x, void* to, u32 type, i64 at, Place place) {
+  store8(to, type, at + place.low, place.n, x[0]);
+  store8(to, type, at + place.high, place.n, x[1]);
 }
 
 // Dot product over the head.
@@ -60,10 +68,11 @@ INLINE float inverse_root(const Pairs& x, const Turned& turned) {
 
 // Rotates x by its position, or back.
 INLINE void turn(Pairs& x, const float* table, u32 row, Place place, const Turned& turned, bool back) {
+  if (!place.turns) return;
   Pairs angle;
   u32 position = row % turned.seq_len;
   if (turned.starts && place.n > 0) position -= turned.starts[row];
-  load_pairs(angle, table, F32, (i64)position * turned.dim, place, turned.dim);
+  load_pairs(angle, table, F32, (i64)position * turned.turns, place);
 #pragma unroll
   for (int j = 0; j < 8; j++) {
     float c = angle[0][j], s = back ? -angle[1][j] : angle[1][j], a = x[0][j], b = x[1][j];
@@ -82,20 +91,20 @@ KERNEL(256) rotary(void* qkv, const float* table, const void* q_gain, const void
   Place place = place_of_lane(turned, unit < rows * heads);
   i64 at = ((i64)row * (count + 2 * kv_count) + head) * dim;
   Pairs x;
-  load_pairs(x, qkv, type_of(types, 0), at, place, dim);
+  load_pairs(x, qkv, type_of(types, 0), at, place);
   if (raw) {
-    store_pairs(x, raw, type_of(types, 3), (i64)unit * dim, place, dim);
+    store_pairs(x, raw, type_of(types, 3), (i64)unit * dim, place);
     float scale = inverse_root(x, turned);
     bool of_k = head >= count;
     Pairs gain;
-    load_pairs(gain, of_k ? k_gain : q_gain, type_of(types, of_k ? 2 : 1), 0, place, dim);
+    load_pairs(gain, of_k ? k_gain : q_gain, type_of(types, of_k ? 2 : 1), 0, place);
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
-      for (int j = 0; j < 8; j++) x[half][j] *= scale * gain[half][j];
+      for (int j = 0; j < 8; j++) x[half][j] *= scale * (gain[half][j] + offset);
   }
   turn(x, table, row, place, turned, back);
-  store_pairs(x, qkv, type_of(types, 0), at, place, dim);
+  store_pairs(x, qkv, type_of(types, 0), at, place);
 }
 
 // Turns gradients of normed and rotated heads into gradients of `rotary`'s inputs. The first
@@ -103,7 +112,7 @@ KERNEL(256) rotary(void* qkv, const float* table, const void* q_gain, const void
 // writes its part of the gain's gradient to its row of partials (blocks, D).
 KERNEL(256) rotary_backward(void* d_qkv, const float* table, const void* q_gain, const void* k_gain, const void* raw,
                             float* partials, u32 q_blocks, u32 each, TURNED_PARAMETERS) {
-  __shared__ float sums[8][2][128];
+  __shared__ float sums[8][256];
   Turned turned = TURNED;
   bool of_k = blockIdx.x >= q_blocks;
   u32 heads = of_k ? kv_count : count, teams = blockDim.x / lanes, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -117,42 +126,42 @@ KERNEL(256) rotary_backward(void* d_qkv, const float* table, const void* q_gain,
     Place place = place_of_lane(turned, unit < end);
     i64 at = ((i64)row * (count + 2 * kv_count) + head) * dim;
     Pairs d, n;
-    load_pairs(d, d_qkv, type_of(types, 0), at, place, dim);
-    load_pairs(n, raw, type_of(types, 3), ((i64)row * (count + kv_count) + head) * dim, place, dim);
+    load_pairs(d, d_qkv, type_of(types, 0), at, place);
+    load_pairs(n, raw, type_of(types, 3), ((i64)row * (count + kv_count) + head) * dim, place);
     turn(d, table, row, place, turned, true);
     float scale = inverse_root(n, turned);
     // Where there is no head, its root may be 0.
     if (place.n == 0) scale = 0.0f;
     Pairs gain;
-    load_pairs(gain, gains, type_of(types, of_k ? 2 : 1), 0, place, dim);
+    load_pairs(gain, gains, type_of(types, of_k ? 2 : 1), 0, place);
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
       for (int j = 0; j < 8; j++) {
         n[half][j] *= scale;
         sum[half][j] = fmaf(d[half][j], n[half][j], sum[half][j]);
-        d[half][j] *= gain[half][j];
+        d[half][j] *= gain[half][j] + offset;
       }
     float mean = dot_pairs(d, n, lanes) / (float)dim;
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
       for (int j = 0; j < 8; j++) d[half][j] = fmaf(n[half][j], -mean, d[half][j]) * scale;
-    store_pairs(d, d_qkv, type_of(types, 0), at, place, dim);
+    store_pairs(d, d_qkv, type_of(types, 0), at, place);
   }
   // Adds the sums of a warp's teams, then those of the warps in order.
+  Place own = place_of_lane(turned, lane < lanes);
 #pragma unroll
   for (int half = 0; half < 2; half++)
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       for (u32 other = 16; other >= lanes; other /= 2) sum[half][j] += __shfl_xor_sync(0xffffffffu, sum[half][j], other);
-      if (lane < lanes) sums[warp][half][8 * lane + j] = sum[half][j];
+      if (j < own.n) sums[warp][(half ? own.high : own.low) + j] = sum[half][j];
     }
   __syncthreads();
   for (u32 col = threadIdx.x; col < dim; col += blockDim.x) {
-    u32 half = col / (dim / 2), pair = col % (dim / 2);
     float total = 0.0f;
-    for (int other = 0; other < 8; other++) total += sums[other][half][pair];
+    for (int other = 0; other < 8; other++) total += sums[other][col];
     partials[(i64)blockIdx.x * dim + col] = total;
   }
 }

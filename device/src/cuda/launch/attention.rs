@@ -1,7 +1,7 @@
 //! Launches of attention.
 
 use super::{
-    Args, Dropout, Dtype, Heads, Launch, Launcher, Op, RUN, Tensor, is, no_kernel, values,
+    Args, Dropout, Dtype, Heads, Launch, Launcher, Op, RUN, Scores, Tensor, is, no_kernel, values,
 };
 
 /// Queries or keys per block. Ampere's forward kernels have twice as many queries.
@@ -42,6 +42,7 @@ fn on_tensor_cores(sm: u32, dtype: Dtype) -> &'static [(usize, [&'static str; 3]
 /// Sizes that all attention kernels use.
 struct AttentionSizes {
     heads: Heads,
+    scores: Scores,
     /// Address of the documents' starts, or 0 without documents.
     starts: u64,
     head_dim: usize,
@@ -56,8 +57,14 @@ struct AttentionSizes {
 
 impl AttentionSizes {
     /// The sizes of an op. `tensors`: its tensors of variable type, first one with the shape of
-    /// `out`.
-    fn new(tensors: &[Tensor], heads: Heads, starts: u64, sm: u32) -> Result<Self, String> {
+    /// `out`. Kernels on tensor cores have no caps.
+    fn new(
+        tensors: &[Tensor],
+        heads: Heads,
+        scores: Scores,
+        starts: u64,
+        sm: u32,
+    ) -> Result<Self, String> {
         let out = tensors[0];
         let (rows, width) = out.shape();
         if heads.count == 0 || heads.kv_count == 0 || heads.seq_len == 0 {
@@ -65,7 +72,9 @@ impl AttentionSizes {
         }
         let head_dim = width / heads.count;
         let one_type = tensors.iter().all(|t| t.dtype() == out.dtype());
-        let tensor_cores = if one_type { on_tensor_cores(sm, out.dtype()) } else { &[] };
+        let uncapped = scores.cap.is_none();
+        let tensor_cores =
+            if one_type && uncapped { on_tensor_cores(sm, out.dtype()) } else { &[] };
         let mma = tensor_cores.iter().find(|(most, _)| head_dim <= *most);
         let fits = mma.or_else(|| BY_HEAD_DIM.iter().find(|(most, _)| head_dim <= *most));
         let Some(&(most, kernels)) = fits else {
@@ -87,7 +96,18 @@ impl AttentionSizes {
         if heads.count.max(samples) > usize::from(u16::MAX) {
             return Err(format!("{} heads of {samples} samples; at most 65535", heads.count));
         }
-        Ok(Self { heads, starts, head_dim, samples, queries, kernels, block, shared_bytes })
+        let sizes = Self {
+            heads,
+            scores,
+            starts,
+            head_dim,
+            samples,
+            queries,
+            kernels,
+            block,
+            shared_bytes,
+        };
+        Ok(sizes)
     }
 
     fn launch(&self, kernel: usize, args: Args) -> Launch {
@@ -105,28 +125,40 @@ impl AttentionSizes {
         let first_sample = dropout.first_row / seq_len as u64;
         let first_mask_head = first_sample * total as u64 + first as u64;
         args.with(&[count, seq_len, self.head_dim].map(|n| n as u64))
-            .float(1.0 / (self.head_dim as f32).sqrt())
+            .float(self.scores.scale)
             .with(&[first_mask_head, total as u64])
             .mask(dropout)
-            .with(&[kv_count as u64, self.starts])
+            .with(&[kv_count as u64, self.starts, self.scores.window.unwrap_or(0) as u64])
+            .float(self.scores.cap.unwrap_or(0.0))
     }
 }
 
 impl Launcher<'_> {
     pub(super) fn attention(&mut self, op: &Op, sm: u32) -> Result<(), String> {
         match *op {
-            Op::Attention { qkv, out, lse, heads, starts, dropout } => {
+            Op::Attention { qkv, out, lse, heads, starts, dropout, scores } => {
                 is(lse, Dtype::F32)?;
-                let shape = AttentionSizes::new(&[out, qkv], heads, self.at_or_null(starts), sm)?;
+                let starts = self.at_or_null(starts);
+                let shape = AttentionSizes::new(&[out, qkv], heads, scores, starts, sm)?;
                 let args = self.args(&[qkv, out, lse]).with(&[values(&[qkv, out])?]);
                 let args = shape.head(args, dropout);
                 self.launch(shape.launch(0, args));
                 Ok(())
             }
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout } => {
+            Op::AttentionBackward {
+                qkv,
+                out,
+                lse,
+                d_out,
+                d_qkv,
+                heads,
+                starts,
+                dropout,
+                scores,
+            } => {
                 is(lse, Dtype::F32)?;
                 let (all, starts) = ([out, qkv, d_out, d_qkv], self.at_or_null(starts));
-                let shape = AttentionSizes::new(&all, heads, starts, sm)?;
+                let shape = AttentionSizes::new(&all, heads, scores, starts, sm)?;
                 let types = values(&[qkv, out, d_out, d_qkv])?;
                 self.launch_delta(&shape, out, d_out, types);
                 let args = self.args(&[qkv, out, lse, d_out, d_qkv]);
@@ -141,14 +173,15 @@ impl Launcher<'_> {
 
     pub(super) fn cache(&mut self, op: &Op) -> Result<(), String> {
         match *op {
-            Op::CachedAttention { q, cache, out, heads } => {
+            Op::CachedAttention { q, cache, out, heads, scores } => {
                 let dim = q.len() / heads.count;
                 if dim > WIDEST_HEAD {
                     return Err(format!("heads of {dim}; at most {WIDEST_HEAD}"));
                 }
                 let sizes = [cache.shape().0, dim, heads.group(), heads.kv_count];
                 let args = self.args(&[q, cache, out]).with(&[values(&[q, cache, out])?]);
-                let args = args.with(&sizes.map(|n| n as u64)).float(1.0 / (dim as f32).sqrt());
+                let args = args.with(&sizes.map(|n| n as u64)).float(scores.scale);
+                let args = args.float(scores.cap.unwrap_or(0.0));
                 self.launch(Launch::new("cached_attention", [heads.count, 1, 1], 256, args));
             }
             Op::LastColumns { x, y } => {

@@ -1,8 +1,10 @@
 //! Launches of element-wise ops, tables, norms, the loss and sums of squares.
 
 use super::{
-    Args, Dtype, Launch, Launcher, Op, RUN, Tensor, VocabShard, is, no_kernel, types, values,
+    Args, Dtype, Heads, Launch, Launcher, Op, RUN, Tensor, VocabShard, added, is, no_kernel, types,
+    values,
 };
+use crate::op::{Gate, WidthNorm};
 
 /// Bytes of dynamic shared memory that every GPU of a compute capability grants a block.
 const fn most_shared(sm: u32) -> usize {
@@ -45,30 +47,42 @@ impl Launcher<'_> {
                 let args = self.args(&[x]).with(&[x.bytes()]);
                 self.launch(Launch::flat("zero", bytes_units(x.bytes()), args));
             }
-            Op::SwiGlu { x, y } => self.gated("swiglu", x, y)?,
-            Op::SwiGluBackward { x, d } => self.gated("swiglu_backward", x, d)?,
+            Op::SwiGlu { x, y, gate } => {
+                let kernel = match gate {
+                    Gate::Silu => "swiglu",
+                    Gate::Gelu => "geglu",
+                };
+                self.gated(kernel, x, y)?;
+            }
+            Op::SwiGluBackward { x, d, gate } => {
+                let kernel = match gate {
+                    Gate::Silu => "swiglu_backward",
+                    Gate::Gelu => "geglu_backward",
+                };
+                self.gated(kernel, x, d)?;
+            }
             Op::ColumnSum { x, y } => {
                 let (rows, cols) = x.shape();
                 let args = self.args(&[x, y]).with(&[values(&[x, y])?, rows as u64, cols as u64]);
                 self.launch(Launch::by_columns("column_sum", cols, args));
             }
-            Op::BiasDropoutAdd { x, bias, residual, y, dropout } => {
+            Op::BiasDropoutAdd { x, bias, residual, y, dropout, scale } => {
                 let (rows, cols) = x.shape();
                 let sizes = [rows as u64, cols as u64, dropout.first_row.wrapping_mul(cols as u64)];
                 let bias_at = bias.map_or(0, |bias| (self.at)(bias));
                 let args = self.args(&[x]).with(&[bias_at, (self.at)(residual), (self.at)(y)]);
                 let types = values(&[x, bias.unwrap_or(x), residual, y])?;
-                let args = args.with(&[types]).with(&sizes).mask(dropout);
+                let args = args.with(&[types]).with(&sizes).float(scale).mask(dropout);
                 self.launch(Launch::by_rows("bias_dropout_add", rows, cols, 256, args));
             }
-            Op::Dropout { x, y, dropout } if x == y && dropout.p == 0.0 => {
+            Op::Dropout { x, y, dropout, scale } if x == y && dropout.p == 0.0 && scale == 1.0 => {
                 values(&[x])?;
             }
-            Op::Dropout { x, y, dropout } => {
+            Op::Dropout { x, y, dropout, scale } => {
                 let first = dropout.first_row.wrapping_mul(x.shape().1 as u64);
                 let args = self.args(&[x, y]).with(&[values(&[x, y])?, x.len() as u64, first]);
-                let launch = Launch::flat("dropout", x.len().div_ceil(RUN), args.mask(dropout));
-                self.launch(launch);
+                let args = args.float(scale).mask(dropout);
+                self.launch(Launch::flat("dropout", x.len().div_ceil(RUN), args));
             }
             _ => return no_kernel(op),
         }
@@ -92,20 +106,20 @@ impl Launcher<'_> {
 
     pub(super) fn embedding(&mut self, op: &Op) -> Result<(), String> {
         match *op {
-            Op::Embedding { tokens, table, shard, y } => {
+            Op::Embedding { tokens, table, shard, scale, y } => {
                 is(tokens, Dtype::I32)?;
                 let (n, (rows, cols)) = (tokens.len(), table.shape());
                 let args = self.args(&[tokens, table, y]).with(&[values(&[table, y])?, n as u64]);
-                let args = args.with(&[cols as u64]).with(&owned(shard, rows));
+                let args = args.with(&[cols as u64]).with(&owned(shard, rows)).float(scale);
                 self.launch(Launch::by_rows("embedding", n, cols, 256, args));
             }
-            Op::EmbeddingBackward { tokens, order, d_y, shard, d_table } => {
+            Op::EmbeddingBackward { tokens, order, d_y, shard, scale, d_table } => {
                 is(tokens, Dtype::I32)?;
                 is(order, Dtype::I32)?;
                 let (n, (rows, cols)) = (tokens.len(), d_table.shape());
                 let args = self.args(&[tokens, order, d_y, d_table]);
                 let args = args.with(&[values(&[d_y, d_table])?, n as u64, cols as u64]);
-                let args = args.with(&owned(shard, rows));
+                let args = args.with(&owned(shard, rows)).float(scale);
                 self.launch(Launch::by_tiles("embedding_backward", n, cols, args));
             }
             Op::AddPositions { x, table, first_row, starts } => {
@@ -130,14 +144,16 @@ impl Launcher<'_> {
     pub(super) fn norm(&mut self, op: &Op, sm: u32) -> Result<(), String> {
         match *op {
             Op::LayerNorm { x, gain, bias, y, stats, epsilon } => {
-                self.norm_forward("layer_norm", &[x, gain, bias, y], stats, epsilon)?;
+                self.norm_forward("layer_norm", &[x, gain, bias, y], stats, &[epsilon])?;
             }
-            Op::RmsNorm { x, gain, y, stats, epsilon } => {
-                self.norm_forward("rms_norm", &[x, gain, y], stats, epsilon)?;
+            Op::RmsNorm { x, gain, offset, y, stats, epsilon } => {
+                let numbers = [epsilon, added(offset)];
+                self.norm_forward("rms_norm", &[x, gain, y], stats, &numbers)?;
             }
-            Op::RmsNormBackward { x, gain, stats, d_y, d_x, add, d_gain } => {
+            Op::RmsNormBackward { x, gain, offset, stats, d_y, d_x, add, d_gain } => {
                 let args = self.args(&[x, gain, stats, d_y, d_x]).with(&[self.scratch]);
                 let args = args.with(&[values(&[x, gain, d_y, d_x])?, u64::from(add)]);
+                let args = args.float(added(offset));
                 self.norm_backward("rms_norm_backward", x, stats, args, sm, &[d_gain])?;
             }
             Op::LayerNormBackward { x, gain, stats, d_y, d_x, add, d_gain, d_bias } => {
@@ -152,23 +168,74 @@ impl Launcher<'_> {
                     self.elementwise(&Op::ColumnSum { x: d_y, y: d_bias })?;
                 }
             }
+            _ => return self.width_norm(op, sm),
+        }
+        Ok(())
+    }
+
+    fn width_norm(&mut self, op: &Op, sm: u32) -> Result<(), String> {
+        match *op {
+            Op::WidthNormSums { qkv, raw, heads, sums } => {
+                let args = self.args(&[qkv, raw, sums]).with(&[values(&[qkv, raw])?]);
+                self.sum_width("width_norm_sums", [qkv, raw, sums], heads, args)?;
+            }
+            Op::WidthNorm { qkv, raw, norm } => {
+                let WidthNorm { heads, gain, sums, .. } = norm;
+                is(sums, Dtype::F32)?;
+                let (rows, cols) = raw.shape();
+                let args = self.args(&[qkv, raw, gain, sums]);
+                let args = args.with(&[values(&[qkv, raw, gain])?]).with(&columns_of(qkv, heads));
+                let args = root_terms(args, norm).with(&[rows as u64, cols as u64]);
+                self.launch(Launch::by_rows("width_norm", rows, cols, 256, args));
+            }
+            Op::WidthNormBackwardSums { d_qkv, raw, norm: WidthNorm { heads, gain, .. }, dots } => {
+                let args = self.args(&[d_qkv, raw, gain, dots]);
+                let args = args.with(&[values(&[d_qkv, raw, gain])?]);
+                let kernel = "width_norm_backward_sums";
+                self.sum_width(kernel, [d_qkv, raw, dots], heads, args)?;
+            }
+            Op::WidthNormBackward { d_qkv, raw, norm, dots, d_gain } => {
+                let WidthNorm { heads, gain, sums, .. } = norm;
+                is(dots, Dtype::F32)?;
+                let args = self.args(&[d_qkv, raw, gain, sums, dots]).with(&[self.scratch]);
+                let args = args.with(&[values(&[d_qkv, raw, gain])?]);
+                let args = root_terms(args.with(&columns_of(d_qkv, heads)), norm);
+                self.norm_backward("width_norm_backward", raw, sums, args, sm, &[d_gain])?;
+            }
             _ => return no_kernel(op),
         }
         Ok(())
     }
 
-    /// Launches the forward pass of a norm. `tensors`: x, parameters, y.
+    /// Launches a kernel that sums over q's and over k's columns of each row.
+    fn sum_width(
+        &mut self,
+        kernel: &'static str,
+        [qkv, raw, sums]: [Tensor; 3],
+        heads: Heads,
+        args: Args,
+    ) -> Result<(), String> {
+        is(sums, Dtype::F32)?;
+        let (rows, cols) = raw.shape();
+        let args = args.with(&columns_of(qkv, heads)).with(&[rows as u64, cols as u64]);
+        self.launch(Launch::by_rows(kernel, rows, cols, 256, args));
+        Ok(())
+    }
+
+    /// Launches the forward pass of a norm. `tensors`: x, parameters, y. `numbers`: the kernel's last
+    /// arguments.
     fn norm_forward(
         &mut self,
         kernel: &'static str,
         tensors: &[Tensor],
         stats: Tensor,
-        epsilon: f32,
+        numbers: &[f32],
     ) -> Result<(), String> {
         is(stats, Dtype::F32)?;
         let (rows, cols) = tensors[0].shape();
         let args = self.args(tensors).with(&[(self.at)(stats), values(tensors)?]);
-        let args = args.with(&[rows as u64, cols as u64]).float(epsilon);
+        let args = args.with(&[rows as u64, cols as u64]);
+        let args = numbers.iter().fold(args, |args, number| args.float(*number));
         self.launch(Launch::by_rows(kernel, rows, cols, 256, args));
         Ok(())
     }
@@ -205,6 +272,11 @@ impl Launcher<'_> {
 
     pub(super) fn loss(&mut self, op: &Op) -> Result<(), String> {
         match *op {
+            Op::CapLogits { logits, scale, cap } => {
+                let args = self.args(&[logits]).with(&[values(&[logits])?, logits.len() as u64]);
+                let args = args.float(cap.map_or(scale, |cap| scale / cap)).float(or_zero(cap));
+                self.launch(Launch::flat("cap_logits", logits.len().div_ceil(RUN), args));
+            }
             Op::RowMax { x, y, shard } => {
                 is(y, Dtype::F32)?;
                 let (rows, cols) = x.shape();
@@ -228,13 +300,14 @@ impl Launcher<'_> {
                 let args = self.args(&[sums, targets, loss]).with(&[targets.len() as u64]);
                 self.launch(Launch::new("cross_entropy_loss", [1, 1, 1], 512, args));
             }
-            Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor } => {
+            Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor, cap } => {
                 [max, sums].into_iter().try_for_each(|t| is(t, Dtype::F32))?;
                 is(targets, Dtype::I32)?;
                 is(scale, Dtype::F64)?;
                 let (rows, cols) = logits.shape();
                 let sizes = [rows, cols, shard.first, shard.valid.min(cols)].map(|n| n as u64);
                 let args = self.args(&[logits, max, sums, targets, scale]).float(factor);
+                let args = args.float(or_zero(cap));
                 let args = args.with(&[values(&[logits])?]).with(&sizes);
                 self.launch(Launch::by_rows("cross_entropy_backward", rows, cols, 512, args));
             }
@@ -267,6 +340,22 @@ const fn norm_threads(cols: usize) -> usize {
 /// runs, and two for each warp that a block may have.
 const fn norm_shared(cols: usize, sums: usize) -> usize {
     (sums * cols.next_multiple_of(RUN * norm_threads(cols)) + 64) * 4
+}
+
+/// Number of q's columns, and of all columns, of a row of qkv.
+const fn columns_of(qkv: Tensor, heads: Heads) -> [u64; 2] {
+    let all = qkv.shape().1;
+    [(heads.count * heads.dim(all)) as u64, all as u64]
+}
+
+/// Adds the widths of q and k, and epsilon.
+fn root_terms(args: Args, WidthNorm { widths: [of_q, of_k], epsilon, .. }: WidthNorm) -> Args {
+    args.float(of_q).float(of_k).float(epsilon)
+}
+
+/// A cap as kernels take it: 0 for none.
+fn or_zero(cap: Option<f32>) -> f32 {
+    cap.unwrap_or(0.0)
 }
 
 /// Number of threads for a range of bytes.

@@ -1,6 +1,8 @@
 //! Launches of rotary positions.
 
-use super::{Args, Dtype, HeadNorm, Heads, Launch, Launcher, Op, Tensor, is, no_kernel, values};
+use super::{
+    Args, Dtype, HeadNorm, Heads, Launch, Launcher, Op, Tensor, added, is, no_kernel, values,
+};
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -78,7 +80,11 @@ struct RotaryParams {
     /// Address of the documents' starts, or 0 without documents.
     starts: u64,
     dim: usize,
+    /// Elements of a head that turn.
+    turned: usize,
     epsilon: f32,
+    /// Offset of the gains.
+    offset: f32,
 }
 
 impl RotaryParams {
@@ -99,8 +105,9 @@ impl RotaryParams {
             Some(norm) => values(&[qkv, norm.q_gain, norm.k_gain, norm.raw])?,
             None => values(&[qkv])?,
         };
-        let epsilon = norm.map_or(0.0, |n| n.epsilon);
-        let params = Self { types, rows, heads, starts, dim, epsilon };
+        let (epsilon, offset) = norm.map_or((0.0, 0.0), |n| (n.epsilon, n.offset));
+        let turned = heads.turned(table);
+        let params = Self { types, rows, heads, starts, dim, turned, epsilon, offset };
         // Kernels count heads in 32 bits.
         if params.heads() > i32::MAX as usize {
             let most = i32::MAX;
@@ -114,9 +121,10 @@ impl RotaryParams {
         self.rows * (self.heads.count + self.heads.kv_count)
     }
 
-    /// Number of lanes that share a head.
+    /// Number of lanes that share a head. A lane has pairs that turn, or other pairs.
     const fn lanes(&self) -> usize {
-        self.dim.div_ceil(OF_A_LANE).next_power_of_two()
+        let others = (self.dim - self.turned).div_ceil(OF_A_LANE);
+        (self.turned.div_ceil(OF_A_LANE) + others).next_power_of_two()
     }
 
     /// Number of heads that a block processes at a time.
@@ -134,10 +142,11 @@ impl RotaryParams {
     /// Adds the arguments `TURNED_PARAMETERS` of rotary.cu.
     fn with(&self, args: Args) -> Args {
         let Heads { count, kv_count, seq_len, .. } = self.heads;
-        let sizes = [self.rows, count, kv_count, seq_len, self.dim, self.lanes()];
+        let sizes = [self.rows, count, kv_count, seq_len, self.dim, self.turned, self.lanes()];
         args.with(&[self.types])
             .with(&sizes.map(|n| n as u64))
             .float(self.epsilon)
+            .float(added(self.offset))
             .with(&[self.starts])
     }
 }

@@ -1,7 +1,8 @@
 //! `config.json`: writes it for an export, and checks whether it describes the model of a config.
 
-use config::transformers::{COMPARED, ComparedKey, FolderModel, SPECIAL, WINDOW, folder_model};
-use config::{Family, ModelConfig, RopeScaling};
+use super::decoder_json::{CLASSES, decoder_keys, takes_heads};
+use config::transformers::{COMPARED, ComparedKey, ModelClass, SPECIAL, folder_model};
+use config::{Family, ModelConfig};
 use files::json::Object;
 use files::shell::quoted;
 use layout::build::decimal;
@@ -14,28 +15,97 @@ use std::io;
 /// Bytes of the longest `config.json` that an export uses; a longer file describes no model.
 const LONGEST: usize = 1 << 20;
 
-/// The `config.json` of a model that onebox has trained. If `came`, the file of the original model,
-/// describes the same model, its class, special tokens and most positions are kept.
+/// A `config.json` of an export.
+pub(super) struct ModelDescription {
+    pub(super) text: String,
+    /// Class of the decoder, which decides the names of the tensors.
+    pub(super) class: ModelClass,
+}
+
+/// Describes a model that onebox has trained. If `came`, the file of the original model, describes
+/// the same model, its class, special tokens and most positions are kept. `with_parts`: whether
+/// the export has the other parts of a wrapper, too, whose file is then `came`.
 ///
 /// # Errors
 /// The reason why no class of transformers fits the model.
-pub(super) fn text(
+pub(super) fn description(
     model: &ModelConfig,
     dtype: &str,
     came: Option<&[u8]>,
-) -> Result<String, String> {
-    let came = came.map(|bytes| own(bytes, model)).unwrap_or_default();
-    let mut all = match model.family {
-        Family::Gpt2 => gpt2(model, dtype),
-        Family::Llama => llama(model, dtype, &came)?,
+    with_parts: bool,
+) -> Result<ModelDescription, String> {
+    let came = came.and_then(|bytes| own(bytes, model));
+    if with_parts {
+        let Some(OriginalConfig { whole, class, .. }) = came else {
+            return Err(
+                "its config.json is not that of the folder whose other parts the run keeps".into(),
+            );
+        };
+        return Ok(ModelDescription { text: written(&with_type(whole, dtype))?, class });
+    }
+    let (mut all, class) = match model.family {
+        Family::Gpt2 => (gpt2(model, dtype), ModelClass::Gpt2),
+        Family::Llama => described(model, dtype, came.as_ref())?,
     };
-    for key in SPECIAL {
-        if let Some(value) = came.get(key) {
-            all[key] = value.clone();
+    if let Some(came) = &came {
+        for key in SPECIAL {
+            // A wrapper may have them outside of its decoder's keys only.
+            let inner = came.keys.get(key).filter(|value| !value.is_null());
+            if let Some(value) = inner.or_else(|| came.whole.get(key)) {
+                all[key] = value.clone();
+            }
+        }
+        keep_numbers(&mut all, &numbers_of(&came.keys));
+    }
+    Ok(ModelDescription { text: written(&all)?, class })
+}
+
+/// The class that fits the model, and its keys. A description fits if it reads back as the model.
+fn described(
+    model: &ModelConfig,
+    dtype: &str,
+    came: Option<&OriginalConfig>,
+) -> Result<(Value, ModelClass), String> {
+    let own = came.map(|came| came.class);
+    for class in own.into_iter().chain(CLASSES) {
+        let came = came.filter(|came| came.class == class).map(|came| &came.keys);
+        if !takes_heads(class, model) {
+            continue;
+        }
+        let keys = decoder_keys(model, class, dtype, came);
+        let reads = folder_model(keys.to_string().as_bytes());
+        if reads.is_ok_and(|read| is_same(&read.model, model)) {
+            return Ok((keys, class));
         }
     }
-    keep_numbers(&mut all, &numbers_of(&came));
-    written(&all)
+    let value = |ComparedKey { key, value, .. }: ComparedKey| {
+        let of_part = !["family", "layers", "hidden", "seq_len", "vocab", "ffn_hidden", "norm_eps"]
+            .contains(&key.trim_start_matches("model."));
+        of_part.then(|| format!("{key} {}", value(model)))
+    };
+    let parts: Vec<String> = COMPARED.into_iter().filter_map(value).collect();
+    Err(format!("transformers has no class with these parts: {}", parts.join(", ")))
+}
+
+/// Whether two models are the same, except for the sample length.
+fn is_same(one: &ModelConfig, other: &ModelConfig) -> bool {
+    let [one, other] = [one, other].map(|model| model.for_samples(other.seq_len));
+    let rows = COMPARED.iter().filter(|row| row.key != "model.seq_len");
+    rows.map(|row| row.value).all(|value| value(&one) == value(&other))
+}
+
+/// The keys of a wrapper with another type of numbers.
+fn with_type(mut whole: BTreeMap<String, Value>, dtype: &str) -> Value {
+    whole.remove("torch_dtype");
+    whole.insert("dtype".into(), json!(dtype));
+    for inner in whole.values_mut().filter_map(Value::as_object_mut) {
+        for key in ["torch_dtype", "dtype"] {
+            if let Some(inner) = inner.get_mut(key) {
+                *inner = json!(dtype);
+            }
+        }
+    }
+    whole.into_iter().collect()
 }
 
 /// The numbers of a `config.json` by key, also those in nested objects.
@@ -141,112 +211,28 @@ impl Formatter for PythonNumbers {
     }
 }
 
-/// The keys of a `config.json`, if it describes `model` except for the sample length; else empty.
-fn own(bytes: &[u8], model: &ModelConfig) -> BTreeMap<String, Value> {
-    let described = Some(bytes).filter(|bytes| bytes.len() <= LONGEST).map(folder_model);
-    let same = |theirs: &ModelConfig| {
-        let rows = COMPARED.iter().filter(|row| row.key != "model.seq_len");
-        rows.map(|row| row.value).all(|value| value(theirs) == value(model))
-    };
-    match described {
-        Some(Ok(FolderModel { model: theirs, .. })) if same(&theirs) => {
-            serde_json::from_slice(bytes).map(|Object(keys)| keys).unwrap_or_default()
-        }
-        _ => BTreeMap::new(),
-    }
+/// The `config.json` of the folder that a model came from.
+struct OriginalConfig {
+    /// All its keys.
+    whole: BTreeMap<String, Value>,
+    /// The keys of the decoder; in a wrapper they are in `text_config`.
+    keys: BTreeMap<String, Value>,
+    /// Class of the decoder.
+    class: ModelClass,
 }
 
-/// Keys of the transformers class that has the model's biases and norms.
-fn llama(m: &ModelConfig, dtype: &str, came: &BTreeMap<String, Value>) -> Result<Value, String> {
-    let was_mistral = came.get("model_type").is_some_and(|kind| kind == "mistral");
-    let (class, kind) = match (m.qk_norm, m.qkv_bias, m.proj_bias) {
-        (true, biased, proj) if biased == proj => ("Qwen3ForCausalLM", "qwen3"),
-        (false, true, false) => ("Qwen2ForCausalLM", "qwen2"),
-        // The same mathematics; in version 5 a Llama's heads always have size hidden / heads.
-        (false, false, false) if was_mistral || m.head_dim * m.heads != m.hidden => {
-            ("MistralForCausalLM", "mistral")
-        }
-        (false, biased, proj) if biased == proj => ("LlamaForCausalLM", "llama"),
-        (qk_norm, qkv_bias, proj_bias) => {
-            return Err(format!(
-                "transformers has no model with qk_norm {qk_norm}, qkv_bias {qkv_bias} and \
-                 proj_bias {proj_bias}"
-            ));
-        }
+/// The content of a `config.json`, if it describes `model` except for the sample length.
+fn own(bytes: &[u8], model: &ModelConfig) -> Option<OriginalConfig> {
+    let described = Some(bytes).filter(|bytes| bytes.len() <= LONGEST).map(folder_model)?.ok()?;
+    if !is_same(&described.model, model) {
+        return None;
+    }
+    let Object(whole) = serde_json::from_slice::<Object<Value>>(bytes).ok()?;
+    let keys = match (described.wrapper, whole.get("text_config")) {
+        (Some(_), Some(Value::Object(inner))) => inner.clone().into_iter().collect(),
+        _ => whole.clone(),
     };
-    if ["qwen2", "llama"].contains(&kind) && m.head_dim * m.heads != m.hidden {
-        return Err(format!(
-            "a {class} of transformers has heads of hidden / heads = {}, not {}",
-            m.hidden / m.heads,
-            m.head_dim
-        ));
-    }
-    let theta = decimal(m.rope.theta);
-    let rope = match m.rope.scaling {
-        RopeScaling::None => json!({ "rope_type": "default", "rope_theta": theta }),
-        RopeScaling::Linear { factor } => {
-            json!({ "rope_type": "linear", "rope_theta": theta, "factor": decimal(factor) })
-        }
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_seq_len } => {
-            json!({
-                "rope_type": "llama3",
-                "rope_theta": theta,
-                "factor": decimal(factor),
-                "low_freq_factor": decimal(low_freq_factor),
-                "high_freq_factor": decimal(high_freq_factor),
-                "original_max_position_embeddings": original_seq_len,
-            })
-        }
-    };
-    // Version 4 of transformers reads `rope_theta` and `rope_scaling`, version 5 `rope_parameters`.
-    let mut scaling = rope.clone();
-    match m.rope.scaling {
-        RopeScaling::None => scaling = json!(null),
-        _ => drop(scaling.as_object_mut().and_then(|scaling| scaling.remove("rope_theta"))),
-    }
-    let mut all = json!({
-        "architectures": [class],
-        // onebox has no dropout of attention weights alone.
-        "attention_dropout": 0.0,
-        "bos_token_id": null,
-        "dtype": dtype,
-        "eos_token_id": null,
-        "head_dim": m.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": m.hidden,
-        "initializer_range": decimal(m.init_std),
-        "intermediate_size": m.ffn_hidden,
-        "max_position_embeddings": m.seq_len,
-        "model_type": kind,
-        "num_attention_heads": m.heads,
-        "num_hidden_layers": m.layers,
-        "num_key_value_heads": m.kv_heads,
-        "rms_norm_eps": decimal(m.norm_eps),
-        "rope_parameters": rope,
-        "rope_scaling": scaling,
-        "rope_theta": theta,
-        "tie_word_embeddings": m.tied,
-        "use_cache": true,
-        "vocab_size": m.vocab,
-    });
-    match kind {
-        "llama" | "qwen3" => all["attention_bias"] = json!(m.proj_bias),
-        // The default window of the class may be shorter than a sample.
-        "mistral" if was_mistral => {
-            let window = came.get("sliding_window").cloned();
-            all["sliding_window"] = window.unwrap_or_else(|| json!(WINDOW));
-        }
-        "mistral" => all["sliding_window"] = json!(null),
-        _ => {}
-    }
-    let windows = ["use_sliding_window", "sliding_window", "max_window_layers", "layer_types"];
-    let windows = windows.into_iter().filter(|_| kind.starts_with("qwen"));
-    for key in windows.chain(["max_position_embeddings"]) {
-        if let Some(value) = came.get(key) {
-            all[key] = value.clone();
-        }
-    }
-    Ok(all)
+    Some(OriginalConfig { whole, keys, class: described.class })
 }
 
 fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
@@ -267,10 +253,23 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
         kv_heads: _,
         head_dim: _,
         rope: _,
+        layer_pattern: _,
+        window: _,
+        window_rope: _,
         tied: _,
         qkv_bias: _,
         proj_bias: _,
         qk_norm: _,
+        qk_norm_width: _,
+        norm_offset: _,
+        norm_place: _,
+        gate: _,
+        attention_scale: _,
+        score_cap: _,
+        logit_cap: _,
+        embedding_scale: _,
+        residual_scale: _,
+        logit_scale: _,
     } = model;
     let dropout = decimal(*dropout);
     let inner = (*ffn_hidden != 4 * hidden).then_some(ffn_hidden);
@@ -309,8 +308,11 @@ pub(crate) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
         Err(refused) => return refused.wrong,
     };
     let of = usize::from(theirs.family == Family::Llama);
+    // For shorter samples some windows are none.
+    let [short, our] = [&theirs, model].map(|of| of.for_samples(model.seq_len));
     let differs = |ComparedKey { names, key, value }: ComparedKey| {
-        let (named, is, ours) = (names[of], value(&theirs), value(model));
+        let (theirs, our) = if key == "model.seq_len" { (&theirs, model) } else { (&short, &our) };
+        let (named, is, ours) = (names[of], value(theirs), value(our));
         // A property that the class fixes has no key of its own in the file.
         let of_class = named == "model_type" && key != "model.family";
         let named = if of_class { format!("{key} of its class") } else { format!("`{named}`") };
@@ -326,6 +328,11 @@ mod tests {
     use config::load_str;
     use std::collections::BTreeSet;
     use std::path::Path;
+
+    /// The text of a decoder alone.
+    fn text(model: &ModelConfig, dtype: &str, came: Option<&[u8]>) -> Result<String, String> {
+        description(model, dtype, came, false).map(|described| described.text)
+    }
 
     fn model() -> ModelConfig {
         let ron = "(model: (layers: 2, hidden: 32, heads: 4, seq_len: 16, vocab: 61),

@@ -1,17 +1,19 @@
 //! An open transformers folder: all files are open, all tensors located; no path leads outside.
 
 use super::config_json::mismatches;
-use super::names::{HEAD, Names, bare, is_of_an_adapter};
+use super::names::{HEAD, Names, bare, bare_in_wrapper, is_of_an_adapter};
+use super::tensors::{missing, widen};
 use super::{CONFIG, FolderError, INDEX, WHOLE, transposed};
 use crate::header::{self, TensorEntry, length};
 use config::ModelConfig;
-use config::transformers::{MERGE, POINTER, adapter, other_form};
+use config::transformers::{
+    FolderModel, MERGE, ModelClass, POINTER, WrapperClass, adapter, folder_model, other_form,
+};
 use data::model_files::{check_pointer, unreadable};
 use files::foreign_text::{foreign, reason};
 use files::hub::{ModelFolder, incomplete_download};
 use files::input;
 use files::json::Object;
-use half::{bf16, f16};
 use rayon::iter::{
     IndexedParallelIterator, IntoParallelIterator, IntoParallelRefIterator, ParallelIterator,
 };
@@ -32,8 +34,6 @@ const CHECKED: usize = 1 << 18;
 const LONGEST: u64 = 64 << 20;
 /// Largest number of files in an index.
 const MOST_FILES: usize = 10_000;
-/// Largest number of tensor names in a message.
-const NAMED: usize = 3;
 /// Remedy for a folder in which each rank saved its own part of the tensors.
 const GATHER: &str = "ZeRO-3 and FSDP save such parts for each rank: gather the weights, with zero_to_fp32.py in DeepSpeed's checkpoint, or by a \
                       save with stage3_gather_16bit_weights_on_model_save (FSDP: a full state dict)";
@@ -43,25 +43,33 @@ const GATHER: &str = "ZeRO-3 and FSDP save such parts for each rank: gather the 
 pub struct Folder {
     path: PathBuf,
     config: Vec<u8>,
+    /// Class of the decoder; that of a Llama if `config` does not say it.
+    class: ModelClass,
+    /// Class around the decoder.
+    pub(super) wrapper: Option<WrapperClass>,
     files: Vec<(PathBuf, File)>,
-    /// The tensors, by their names without prefix.
+    /// The tensors of the decoder, by their names without prefix.
     tensors: BTreeMap<String, ForeignTensor>,
+    /// The tensors of the other parts of a wrapper, by their whole names.
+    pub(super) untrained: BTreeMap<String, ForeignTensor>,
     /// Tensors that only the index contains: (name, file in the index).
     absent: Vec<(String, String)>,
 }
 
 /// A tensor of the folder.
 #[derive(Clone, Debug)]
-struct ForeignTensor {
+pub(super) struct ForeignTensor {
     /// Number of the file.
     file: usize,
-    entry: TensorEntry,
+    pub(super) entry: TensorEntry,
 }
 
 /// The place of a parameter of onebox in the folder.
 #[derive(Clone, Debug)]
 pub(super) struct TensorPlace {
-    foreign: ForeignTensor,
+    pub(super) foreign: ForeignTensor,
+    /// Number of the parameter's first element in the tensor, which may hold several parameters.
+    first: usize,
     /// Shape of the parameter in onebox: (rows, columns).
     shape: (usize, usize),
     /// Whether the folder stores the tensor transposed.
@@ -85,6 +93,11 @@ impl Folder {
             return Err(FolderError::refused(path, instead.to_string()));
         }
         let config = small(&folder, path, CONFIG)?;
+        // A file that describes no model is refused where it is compared with one.
+        let (class, wrapper) = match folder_model(&config) {
+            Ok(FolderModel { class, wrapper, .. }) => (class, wrapper),
+            Err(_) => (ModelClass::Llama, None),
+        };
         let is_there = |name: &str| std::fs::symlink_metadata(path.join(name)).is_ok();
         let index = match (is_there(WHOLE), is_there(INDEX)) {
             (true, true) => {
@@ -111,22 +124,33 @@ impl Folder {
         let mut found = Self {
             path: path.to_owned(),
             config,
+            class,
+            wrapper,
             files: Vec::new(),
             tensors: BTreeMap::new(),
+            untrained: BTreeMap::new(),
             absent: Vec::new(),
         };
         for name in names {
             found.add(&folder, &name, &index)?;
         }
         found.check_whole()?;
-        let absent = |(name, _): &(String, String)| !found.tensors.contains_key(&bare(name));
+        let absent = |(name, _): &(String, String)| match found.bare(name) {
+            Some(bare) => !found.tensors.contains_key(&bare),
+            None => !found.untrained.contains_key(name),
+        };
         found.absent = index.into_iter().filter(absent).collect();
         Ok(found)
     }
 
+    /// Name of a tensor of the decoder without prefix; `None` for a tensor of another part.
+    fn bare(&self, name: &str) -> Option<String> {
+        if self.wrapper.is_some() { bare_in_wrapper(name) } else { Some(bare(name)) }
+    }
+
     /// Refuses tensors that are only parts of the model's: adapters, and shards without elements.
     fn check_whole(&self) -> Result<(), FolderError> {
-        let all = || self.tensors.values();
+        let all = || self.tensors.values().chain(self.untrained.values());
         if let Some(foreign) = all().find(|of| is_of_an_adapter(&of.entry.name)) {
             let why = format!(
                 "`{}` is of a PEFT adapter (such as LoRA) that is not merged into the weights: merge it where it was trained, \
@@ -176,9 +200,13 @@ impl Folder {
                 let why = format!("`{}` is in it, which {INDEX} does not say", foreign.name);
                 return Err(refused(why));
             }
-            let (bare, name) = (bare(&foreign.name), foreign.name.clone());
+            let (bare, name) = (self.bare(&foreign.name), foreign.name.clone());
             let foreign = ForeignTensor { file: self.files.len(), entry: foreign };
-            if let Some(other) = self.tensors.insert(bare, foreign) {
+            let replaced = match bare {
+                Some(bare) => self.tensors.insert(bare, foreign),
+                None => self.untrained.insert(name.clone(), foreign),
+            };
+            if let Some(other) = replaced {
                 let other = other.entry.name;
                 return Err(refused(format!("`{name}` and `{other}` are one tensor, twice")));
             }
@@ -211,7 +239,8 @@ impl Folder {
     /// A tensor is missing, has another shape or type, or is no tensor of the model.
     pub(super) fn places(&self, gpt: &Decoder) -> Result<Vec<TensorPlace>, FolderError> {
         let params: Vec<&Param> = gpt.segments().iter().flat_map(|s| &s.params).collect();
-        let (names, shape) = (Names::of(&gpt.shape().architecture), gpt.shape());
+        let shape = gpt.shape();
+        let names = Names::of(&shape.architecture, self.class);
         let tied = shape.architecture.tied;
         let mut known: BTreeSet<String> = params.iter().map(|p| names.foreign(&p.name).0).collect();
         if tied {
@@ -221,13 +250,20 @@ impl Folder {
             |name: &String| !known.contains(name) && !names.is_left_over(name, shape.layers);
         let alias = |bare: &str| tied && (bare == HEAD || bare == names.table());
         let needed = |bare: &String| known.contains(bare) && !alias(bare) || is_strange(bare);
-        if let Some((name, file)) = self.absent.iter().find(|(name, _)| needed(&bare(name))) {
+        // All tensors of other parts are needed, since an export copies them.
+        let needed = |name: &str| self.bare(name).is_none_or(|bare| needed(&bare));
+        if let Some((name, file)) = self.absent.iter().find(|(name, _)| needed(name)) {
             let why = format!("`{}` is not in `{file}`", foreign(name));
             return Err(FolderError::refused(&self.path.join(INDEX), why));
         }
         let strange: Vec<_> =
             self.tensors.iter().filter(|(name, _)| is_strange(name)).map(|(_, of)| of).collect();
-        let place = |param: &&Param| self.place(names, tied, param, &strange);
+        let rows: BTreeMap<&str, usize> =
+            params.iter().map(|param| (param.name.as_str(), param.global.0)).collect();
+        let place = |param: &&Param| {
+            let joined = RowPlace::of(names, param, &rows);
+            self.place(names, tied, param, &joined, &strange)
+        };
         let places = params.iter().map(place).collect::<Result<Vec<_>, _>>()?;
         if let Some(foreign) = strange.first() {
             let why = format!("`{}` is no tensor of this model", foreign.entry.name);
@@ -245,6 +281,7 @@ impl Folder {
         names: Names,
         tied: bool,
         param: &Param,
+        joined: &RowPlace,
         strange: &[&ForeignTensor],
     ) -> Result<TensorPlace, FolderError> {
         let ((theirs, transposed), shape) = (names.foreign(&param.name), param.global);
@@ -253,6 +290,7 @@ impl Folder {
             return Err(FolderError::refused(&self.path, missing(&theirs, strange)));
         };
         let mut wanted = param.dimensions();
+        wanted[0] = joined.rows;
         if transposed {
             wanted.reverse();
         }
@@ -268,7 +306,8 @@ impl Folder {
             let why = if is_flat { format!("{why}. {GATHER}") } else { why };
             return Err(self.refused(foreign, why));
         }
-        Ok(TensorPlace { foreign: foreign.clone(), shape, transposed })
+        let first = joined.first * shape.1;
+        Ok(TensorPlace { foreign: foreign.clone(), first, shape, transposed })
     }
 
     /// Checks that the head's weights, if the folder has them, equal the embedding bit for bit.
@@ -298,7 +337,7 @@ impl Folder {
     }
 
     /// Reads bytes of a tensor from its byte `first` on.
-    fn read_bytes(
+    pub(super) fn read_bytes(
         &self,
         foreign: &ForeignTensor,
         first: usize,
@@ -333,7 +372,7 @@ impl Folder {
         first: usize,
         out: &mut [f32],
     ) -> Result<(), FolderError> {
-        self.read_elements(&place.foreign, first, out)?;
+        self.read_elements(&place.foreign, place.first + first, out)?;
         self.check_finite(place, out)
     }
 
@@ -364,46 +403,33 @@ impl Folder {
         let (rows, columns) = place.shape;
         let mut values = vec![0.0; rows * columns];
         let parts = values.par_chunks_mut(AT_ONCE / 4).enumerate();
-        let read = |(i, part)| self.read_elements(&place.foreign, i * (AT_ONCE / 4), part);
+        let read =
+            |(i, part)| self.read_elements(&place.foreign, place.first + i * (AT_ONCE / 4), part);
         parts.try_for_each(read)?;
         self.check_finite(place, &values)?;
         Ok(if place.transposed { transposed(&values, (columns, rows)) } else { values })
     }
 }
 
-/// The error message for a missing tensor.
-fn missing(name: &str, strange: &[&ForeignTensor]) -> String {
-    let named: Vec<&str> = strange.iter().take(NAMED).map(|f| f.entry.name.as_str()).collect();
-    let named = named.join("`, `");
-    let others = match strange.len() {
-        0 => String::new(),
-        n @ 1..=NAMED => format!("; it has `{named}`, which {}", are_none(n)),
-        n => format!("; it has `{named}` and {} more, which {}", n - NAMED, are_none(n)),
-    };
-    let untied = match (name, strange) {
-        (HEAD, []) => {
-            ": if its output is the embedding, write `\"tie_word_embeddings\": true` into config.json"
-        }
-        _ => "",
-    };
-    format!("it has no `{name}`{others}{untied}")
+/// Place of a parameter among the parameters whose rows are one tensor of the folder.
+struct RowPlace {
+    /// Number of the parameter's first row in the tensor.
+    first: usize,
+    /// Number of rows of the tensor.
+    rows: usize,
 }
 
-const fn are_none(count: usize) -> &'static str {
-    if count == 1 { "is no tensor of this model" } else { "are no tensors of this model" }
-}
-
-/// Converts numbers to fp32, from a type that [`Folder::place`] accepts.
-fn widen(dtype: &str, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        "F16" => widen_by(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-        "BF16" => widen_by(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-        _ => widen_by(bytes, out, f32::from_le_bytes),
+impl RowPlace {
+    /// The place of `param`; `rows` are those of all parameters by name.
+    fn of(names: Names, param: &Param, rows: &BTreeMap<&str, usize>) -> Self {
+        let all = names.joined(&param.name);
+        let rows_of = |name: &String| match rows.get(name.as_str()) {
+            Some(rows) => *rows,
+            None => unreachable!("`{name}` is a parameter as `{}` is", param.name),
+        };
+        let before = all.iter().take_while(|name| **name != param.name);
+        Self { first: before.map(rows_of).sum(), rows: all.iter().map(rows_of).sum() }
     }
-}
-
-fn widen_by<const N: usize>(bytes: &[u8], out: &mut [f32], number: impl Fn([u8; N]) -> f32) {
-    out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, bytes)| *out = number(*bytes));
 }
 
 /// The file of each tensor, from the bytes of an index.

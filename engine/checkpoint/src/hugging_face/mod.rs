@@ -3,13 +3,17 @@
 //! and imports from it. The content is untrusted. A different model is refused and never converted.
 
 pub(crate) mod config_json;
+mod decoder_json;
 pub(crate) mod folder;
 mod names;
+mod tensors;
+mod untrained;
 mod weights;
 mod write;
 
 use files::path_text::ShownPath;
 pub use folder::Folder;
+pub use untrained::UntrainedTensors;
 pub use weights::PretrainedWeights;
 pub use write::{ExportError, ModelExport, Numbers, export};
 

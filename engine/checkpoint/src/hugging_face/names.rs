@@ -1,14 +1,20 @@
-//! Names of the tensors in transformers, and whether transformers stores them transposed.
+//! Names of the tensors in transformers, and whether transformers stores them transposed or joined.
 
-use tensor_parallel::Architecture;
+use config::transformers::ModelClass;
+use tensor_parallel::{Architecture, NormPlace};
 
 /// Naming scheme of a model family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Names {
     /// `GPT2LMHeadModel`.
     Gpt2,
-    /// `LlamaForCausalLM`, and the classes of Mistral, Qwen2 and Qwen3, which use the same names.
-    Llama,
+    /// `LlamaForCausalLM`, and later classes, which use the same names for the same parts.
+    Llama {
+        /// Places of the norms, which have other names in each place.
+        norms: NormPlace,
+        /// Whether q, k and v are one tensor, and gate and up are one (Phi-3).
+        fused: bool,
+    },
 }
 
 /// Name of the output projection, which is outside of the inner model, so it has no prefix.
@@ -21,23 +27,52 @@ const GPT2: [(&str, &str); 4] = [
     (".mlp.fc.", ".mlp.c_fc."),
     (".mlp.proj.", ".mlp.c_proj."),
 ];
-const LLAMA: [(&str, &str); 11] = [
-    (".ln_1.", ".input_layernorm."),
+const LLAMA: [(&str, &str); 9] = [
     (".attn.q.", ".self_attn.q_proj."),
     (".attn.k.", ".self_attn.k_proj."),
     (".attn.v.", ".self_attn.v_proj."),
     (".attn.q_norm.", ".self_attn.q_norm."),
     (".attn.k_norm.", ".self_attn.k_norm."),
     (".attn.proj.", ".self_attn.o_proj."),
-    (".ln_2.", ".post_attention_layernorm."),
     (".mlp.gate.", ".mlp.gate_proj."),
     (".mlp.up.", ".mlp.up_proj."),
     (".mlp.proj.", ".mlp.down_proj."),
 ];
+/// Norms before attention and before the MLP.
+const NORMS_BEFORE: [(&str, &str); 2] =
+    [(".ln_1.", ".input_layernorm."), (".ln_2.", ".post_attention_layernorm.")];
+/// Norms before and after both. The name that Llama has for the norm before the MLP is that of the
+/// norm after attention here.
+const NORMS_AROUND: [(&str, &str); 4] = [
+    (".ln_1.", ".input_layernorm."),
+    (".ln_1_post.", ".post_attention_layernorm."),
+    (".ln_2.", ".pre_feedforward_layernorm."),
+    (".ln_2_post.", ".post_feedforward_layernorm."),
+];
+/// Norms after both.
+const NORMS_AFTER: [(&str, &str); 2] = [
+    (".ln_1_post.", ".post_attention_layernorm."),
+    (".ln_2_post.", ".post_feedforward_layernorm."),
+];
+/// Parameters of onebox that are the rows of one tensor of transformers, from above.
+const FUSED: [(&[&str], &str); 2] = [
+    (&[".attn.q.", ".attn.k.", ".attn.v."], ".self_attn.qkv_proj."),
+    (&[".mlp.gate.", ".mlp.up."], ".mlp.gate_up_proj."),
+];
+
+/// `name` with the part of transformers, if it has a part of onebox.
+fn replaced(names: &[(&str, &str)], name: &str) -> Option<String> {
+    let found = names.iter().find(|(ours, _)| name.contains(ours));
+    found.map(|(ours, theirs)| name.replace(ours, theirs))
+}
 
 impl Names {
-    pub(super) const fn of(parts: &Architecture) -> Self {
-        if parts.joined_qkv { Self::Gpt2 } else { Self::Llama }
+    /// Names of a model with these parts in a folder of the class `class`.
+    pub(super) fn of(parts: &Architecture, class: ModelClass) -> Self {
+        match parts.joined_qkv {
+            true => Self::Gpt2,
+            false => Self::Llama { norms: parts.norm_place, fused: class.fuses_projections() },
+        }
     }
 
     /// Name of the embedding table in transformers, without the prefix.
@@ -45,12 +80,33 @@ impl Names {
         self.foreign("wte").0
     }
 
+    /// The fused tensor with the parameter `name`: the parts of names of its parameters, the part
+    /// of `name` among them, and its own part.
+    fn fused(self, name: &str) -> Option<(&'static [&'static str], &'static str, &'static str)> {
+        let Self::Llama { fused: true, .. } = self else { return None };
+        FUSED.into_iter().find_map(|(parts, theirs)| {
+            let own = parts.iter().find(|part| name.contains(**part))?;
+            Some((parts, *own, theirs))
+        })
+    }
+
+    /// Names of the parameters whose rows are one tensor in transformers, from above; `name` is one
+    /// of them.
+    pub(super) fn joined(self, name: &str) -> Vec<String> {
+        match self.fused(name) {
+            Some((parts, own, _)) => parts.iter().map(|part| name.replace(own, part)).collect(),
+            None => vec![name.to_owned()],
+        }
+    }
+
     /// Name of a tensor in transformers, without the prefix, and whether its matrix is stored
     /// transposed. A GPT-2 stores its linears as (in, out).
     pub(super) fn foreign(self, name: &str) -> (String, bool) {
-        let replaced = |names: &[(&str, &str)], name: &str| {
-            let found = names.iter().find(|(ours, _)| name.contains(ours));
-            found.map(|(ours, theirs)| name.replace(ours, theirs))
+        let norms: &[(&str, &str)] = match self {
+            Self::Gpt2 => &[],
+            Self::Llama { norms: NormPlace::Before, .. } => &NORMS_BEFORE,
+            Self::Llama { norms: NormPlace::Around, .. } => &NORMS_AROUND,
+            Self::Llama { norms: NormPlace::After, .. } => &NORMS_AFTER,
         };
         match (self, name) {
             (_, "head") => (HEAD.into(), false),
@@ -59,11 +115,14 @@ impl Names {
                 Some(theirs) => (theirs, name.ends_with(".weight")),
                 None => (name.to_owned(), false),
             },
-            (Self::Llama, "wte") => ("embed_tokens.weight".into(), false),
-            (Self::Llama, "ln_f.weight") => ("norm.weight".into(), false),
-            (Self::Llama, _) => {
-                let name = name.strip_prefix("h.").map_or(name.into(), |n| format!("layers.{n}"));
-                (replaced(&LLAMA, &name).unwrap_or(name), false)
+            (Self::Llama { .. }, "wte") => ("embed_tokens.weight".into(), false),
+            (Self::Llama { .. }, "ln_f.weight") => ("norm.weight".into(), false),
+            (Self::Llama { .. }, _) => {
+                let fused = self.fused(name).map(|(_, own, theirs)| name.replace(own, theirs));
+                let name = fused.unwrap_or_else(|| name.to_owned());
+                let name = name.strip_prefix("h.").map_or(name.clone(), |n| format!("layers.{n}"));
+                let theirs = replaced(&LLAMA, &name).or_else(|| replaced(norms, &name));
+                (theirs.unwrap_or(name), false)
             }
         }
     }
@@ -73,7 +132,7 @@ impl Names {
         match (self.foreign(name).0, self) {
             (head, _) if head == HEAD => head,
             (theirs, Self::Gpt2) => format!("transformer.{theirs}"),
-            (theirs, Self::Llama) => format!("model.{theirs}"),
+            (theirs, Self::Llama { .. }) => format!("model.{theirs}"),
         }
     }
 
@@ -84,7 +143,7 @@ impl Names {
         };
         let found = match self {
             Self::Gpt2 => layer("h.", ".attn.bias").or_else(|| layer("h.", ".attn.masked_bias")),
-            Self::Llama => layer("layers.", ".self_attn.rotary_emb.inv_freq"),
+            Self::Llama { .. } => layer("layers.", ".self_attn.rotary_emb.inv_freq"),
         };
         found.is_some_and(|layer| layer < layers)
     }
@@ -94,16 +153,34 @@ impl Names {
 const WRAPPERS: [&str; 4] =
     ["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
 
-/// A name without the prefixes of PEFT, of families, and of a class with the model inside
-/// (`base_model`, `transformer`, `model`), and without the parts of PyTorch wrappers, which may
-/// stand anywhere in the name. No family's own names contain these parts.
-pub(super) fn bare(name: &str) -> String {
+/// A name without the parts of PyTorch wrappers, which may stand anywhere in the name. No family's own
+/// names contain these parts.
+pub(super) fn unwrapped(name: &str) -> String {
     let parts: Vec<&str> = name.split('.').filter(|part| !WRAPPERS.contains(part)).collect();
+    parts.join(".")
+}
+
+/// A name without the parts of PyTorch wrappers, and without the prefixes of PEFT, of families, and
+/// of a class with the model inside (`base_model`, `transformer`, `model`).
+pub(super) fn bare(name: &str) -> String {
+    let name = unwrapped(name);
+    let parts: Vec<&str> = name.split('.').collect();
     let mut parts = &parts[..];
     while let ["base_model" | "model" | "transformer", rest @ ..] = parts {
         parts = rest;
     }
     parts.join(".")
+}
+
+/// Bare name of a tensor of the decoder in a class with other parts; `None` for a tensor of another
+/// part. Version 5 of transformers writes `model.language_model.`, version 4 writes
+/// `language_model.model.`. The output projection has its own name in version 5.
+pub(super) fn bare_in_wrapper(name: &str) -> Option<String> {
+    let name = bare(name);
+    if name == HEAD {
+        return Some(name);
+    }
+    name.strip_prefix("language_model.").map(bare)
 }
 
 /// Whether a tensor belongs to an adapter, or to a linear that an adapter wraps.
@@ -116,6 +193,8 @@ pub(super) fn is_of_an_adapter(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const LIKE_LLAMA: Names = Names::Llama { norms: NormPlace::Before, fused: false };
 
     #[test]
     fn names_are_those_of_transformers() {
@@ -144,8 +223,74 @@ mod tests {
             ("ln_f.weight", "model.norm.weight"),
             ("head", "lm_head.weight"),
         ] {
-            assert_eq!(Names::Llama.whole(ours), theirs);
-            assert!(!Names::Llama.foreign(ours).1);
+            assert_eq!(LIKE_LLAMA.whole(ours), theirs);
+            assert!(!LIKE_LLAMA.foreign(ours).1);
+            assert_eq!(LIKE_LLAMA.joined(ours), [ours]);
+        }
+    }
+
+    /// Source: the classes of Gemma 2 and 3, and of OLMo 2 and 3, in transformers 5.24.
+    #[test]
+    fn norms_have_the_names_of_their_places() {
+        let around = Names::Llama { norms: NormPlace::Around, fused: false };
+        let after = Names::Llama { norms: NormPlace::After, fused: false };
+        for (names, ours, theirs) in [
+            (around, "h.1.ln_1.weight", "layers.1.input_layernorm.weight"),
+            (around, "h.1.ln_1_post.weight", "layers.1.post_attention_layernorm.weight"),
+            (around, "h.1.ln_2.weight", "layers.1.pre_feedforward_layernorm.weight"),
+            (around, "h.1.ln_2_post.weight", "layers.1.post_feedforward_layernorm.weight"),
+            (around, "h.1.attn.q_norm.weight", "layers.1.self_attn.q_norm.weight"),
+            (after, "h.1.ln_1_post.weight", "layers.1.post_attention_layernorm.weight"),
+            (after, "h.1.ln_2_post.weight", "layers.1.post_feedforward_layernorm.weight"),
+            (after, "h.1.attn.k_norm.weight", "layers.1.self_attn.k_norm.weight"),
+        ] {
+            assert_eq!(names.foreign(ours).0, theirs);
+        }
+    }
+
+    /// Source: the class of Phi-3 in transformers 5.24.
+    #[test]
+    fn fused_projections_are_rows_of_one_tensor() {
+        let fused = Names::Llama { norms: NormPlace::Before, fused: true };
+        let qkv = ["h.2.attn.q.weight", "h.2.attn.k.weight", "h.2.attn.v.weight"];
+        for ours in qkv {
+            assert_eq!(fused.whole(ours), "model.layers.2.self_attn.qkv_proj.weight");
+            assert_eq!(fused.joined(ours), qkv);
+        }
+        let inner = ["h.2.mlp.gate.weight", "h.2.mlp.up.weight"];
+        for ours in inner {
+            assert_eq!(fused.whole(ours), "model.layers.2.mlp.gate_up_proj.weight");
+            assert_eq!(fused.joined(ours), inner);
+        }
+        for (ours, theirs) in [
+            ("h.2.attn.proj.weight", "model.layers.2.self_attn.o_proj.weight"),
+            ("h.2.mlp.proj.weight", "model.layers.2.mlp.down_proj.weight"),
+            ("h.2.ln_2.weight", "model.layers.2.post_attention_layernorm.weight"),
+        ] {
+            assert_eq!(fused.whole(ours), theirs);
+            assert_eq!(fused.joined(ours), [ours]);
+        }
+    }
+
+    /// Source: the conversions of version 5.24 of transformers for the classes around a decoder.
+    #[test]
+    fn the_decoder_of_a_wrapper_has_a_prefix_of_old_and_of_new_files() {
+        let (table, query) = ("embed_tokens.weight", "layers.0.self_attn.q_proj.weight");
+        for (name, bare) in [
+            ("language_model.model.embed_tokens.weight", Some(table)),
+            ("model.language_model.embed_tokens.weight", Some(table)),
+            ("language_model.embed_tokens.weight", Some(table)),
+            ("model.language_model.model.embed_tokens.weight", Some(table)),
+            ("module.model.language_model.layers.0.self_attn.q_proj.weight", Some(query)),
+            ("language_model.lm_head.weight", Some(HEAD)),
+            ("lm_head.weight", Some(HEAD)),
+            ("vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", None),
+            ("model.vision_tower.transformer.layers.0.attention.q_proj.weight", None),
+            ("model.multi_modal_projector.linear_1.weight", None),
+            ("multi_modal_projector.mm_input_projection_weight", None),
+            ("mtp.layers.0.input_layernorm.weight", None),
+        ] {
+            assert_eq!(bare_in_wrapper(name).as_deref(), bare, "{name}");
         }
     }
 
@@ -179,7 +324,7 @@ mod tests {
         assert!(gpt2("h.0.attn.bias") && gpt2("h.1.attn.masked_bias"));
         assert!(!gpt2("h.2.attn.bias") && !gpt2("h.0.mlp.bias"));
         assert!(!gpt2("h.-1.attn.bias") && !gpt2("attn.bias"));
-        assert!(Names::Llama.is_left_over("layers.1.self_attn.rotary_emb.inv_freq", 2));
-        assert!(!Names::Llama.is_left_over("layers.2.self_attn.rotary_emb.inv_freq", 2));
+        assert!(LIKE_LLAMA.is_left_over("layers.1.self_attn.rotary_emb.inv_freq", 2));
+        assert!(!LIKE_LLAMA.is_left_over("layers.2.self_attn.rotary_emb.inv_freq", 2));
     }
 }

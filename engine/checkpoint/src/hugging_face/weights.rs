@@ -2,10 +2,12 @@
 
 use super::FolderError;
 use super::folder::{Folder, TensorPlace};
+use super::untrained::UntrainedTensors;
 
 use data::progress::Progress;
 use device::Rank;
 use layout::segment_runs::SegmentRuns;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use tensor_parallel::Decoder;
 
@@ -38,6 +40,23 @@ impl PretrainedWeights {
             reading.add(bytes(place));
             Ok(())
         })
+    }
+
+    /// The tensors of the folder that are no part of the model, with their hashes; `None` if the
+    /// folder has the model alone.
+    ///
+    /// # Errors
+    /// A tensor cannot be read.
+    pub fn untrained(
+        &self,
+        progress: &dyn Progress,
+    ) -> Result<Option<UntrainedTensors>, FolderError> {
+        self.folder.untrained(progress)
+    }
+
+    /// Path of the folder.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
     }
 
     /// The parameters of `rank` in the layout of `gpt`.

@@ -1,21 +1,24 @@
 //! Export: writes a new folder, which gets its name after a sync and a matching read-back.
 
 use super::folder::Folder;
-use super::names::Names;
+use super::names::{Names, unwrapped};
+use super::untrained::{UntrainedSource, UntrainedTensor, UntrainedTensors, first_unequal};
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
+use crate::header::{self, HeaderEntry};
 use crate::manifest::TensorEntry;
-use crate::{Checkpoint, CheckpointError, TensorState, header};
+use crate::{Checkpoint, CheckpointError, TensorState};
 use config::Config;
 use data::byte_tokenizer::{tokenizer_config, tokenizer_json};
 use data::model_files::ModelFiles;
 use data::progress::{Progress, Reading};
 use files::durable::{create_new, rename, sync_folder};
-use files::names::{FILES, LOCK, TOKENIZER, TOKENIZER_CONFIG};
+use files::names::{FILES, LOCK, TOKENIZER, TOKENIZER_CONFIG, UNTRAINED};
 use files::path_text::ShownPath;
 use files::regular_file;
 use half::bf16;
 use layout::build::RankLayout;
 use serde_json::{Map, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, Write};
@@ -119,6 +122,8 @@ pub fn export(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, Export
     if fs::symlink_metadata(out).is_ok() {
         return Err(ExportError::Exists(out.to_owned()));
     }
+    // What cannot be exported is known before anything is written.
+    let content = ExportContent::new(model, out)?;
     let mut unfinished = out.as_os_str().to_owned();
     unfinished.push(".unfinished");
     let unfinished = PathBuf::from(unfinished);
@@ -126,9 +131,8 @@ pub fn export(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, Export
         fs::create_dir_all(parent).map_err(cannot_write(parent))?;
     }
     let lock = begin(&unfinished)?;
-    let names = Names::of(&model.built.decoder.shape().architecture);
-    let done = fill(model, names, &unfinished)
-        .and_then(|files| read_back(model, &unfinished).map(|()| files))
+    let done = fill(model, &content, &unfinished)
+        .and_then(|files| read_back(model, &content, &unfinished).map(|()| files))
         .and_then(|files| {
             let named = sync_folder(&unfinished)
                 .and_then(|()| match is_held(&lock, &unfinished) {
@@ -207,15 +211,121 @@ fn is_ours(name: &OsStr) -> bool {
     name.to_str().is_some_and(|name| whole.contains(&name) || FILES.contains(&name) || part(name))
 }
 
+/// The tensors of an export, and its `config.json`.
+struct ExportContent {
+    config: String,
+    tensors: Vec<ExportTensor>,
+    /// Folder of the tensors that the run did not train.
+    source: Option<UntrainedSource>,
+}
+
+/// A tensor of an export.
+struct ExportTensor {
+    name: String,
+    shape: Vec<usize>,
+    values: TensorValues,
+}
+
+/// Origin of a tensor's values.
+enum TensorValues {
+    /// Rows of the parameters with these numbers, from above.
+    Parameters { numbers: Vec<usize>, transposed: bool },
+    /// Bytes of a tensor that the run did not train, by its number.
+    Untrained(usize),
+}
+
+impl ExportContent {
+    fn new(model: &ModelExport<'_>, out: &Path) -> Result<Self, FolderError> {
+        let ModelExport { config, built, model_files, numbers, .. } = *model;
+        let kept = model_files.get(UNTRAINED).map(UntrainedTensors::decode).transpose();
+        let kept = kept.map_err(|why| FolderError::refused(out, format!("{UNTRAINED}: {why}")))?;
+        let came = model_files.get(CONFIG);
+        let description =
+            config_json::description(&config.model, numbers.of_torch(), came, kept.is_some());
+        let description = description.map_err(|why| FolderError::refused(out, why))?;
+        let decoder = &built.decoder;
+        let names = Names::of(&decoder.shape().architecture, description.class);
+        let source = kept.map(UntrainedTensors::open).transpose()?;
+        let wholes = match &source {
+            None => None,
+            // Files of several versions have other prefixes; these stay as they are.
+            Some(source) => Some(source.folder.places(decoder)?),
+        };
+        let params: Vec<&Param> = decoder.segments().iter().flat_map(|s| &s.params).collect();
+        let whole = |number: usize| match &wholes {
+            None => names.whole(&params[number].name),
+            Some(places) => unwrapped(&places[number].foreign.entry.name),
+        };
+        let mut tensors = joined(&params, names, &whole);
+        let untrained = source.iter().flat_map(|source| &source.tensors).enumerate();
+        tensors.extend(untrained.map(|(number, tensor)| ExportTensor {
+            name: tensor.name.clone(),
+            shape: tensor.shape.clone(),
+            values: TensorValues::Untrained(number),
+        }));
+        Ok(Self { config: description.text, tensors, source })
+    }
+
+    /// A tensor that the run did not train, and its folder.
+    fn untrained(&self, number: usize) -> (&UntrainedSource, &UntrainedTensor) {
+        match &self.source {
+            Some(source) => (source, &source.tensors[number]),
+            None => unreachable!("only a folder has tensors that the run did not train"),
+        }
+    }
+
+    /// The entry of a tensor in the header of its file.
+    fn entry(&self, tensor: &ExportTensor, numbers: Numbers) -> HeaderEntry {
+        let elements = tensor.shape.iter().product::<usize>() as u64;
+        let (dtype, bytes) = match tensor.values {
+            TensorValues::Parameters { .. } => {
+                (numbers.name().to_owned(), numbers.width() * elements)
+            }
+            TensorValues::Untrained(number) => {
+                let (source, untrained) = self.untrained(number);
+                (untrained.dtype.clone(), source.bytes(untrained))
+            }
+        };
+        HeaderEntry { name: tensor.name.clone(), dtype, shape: tensor.shape.clone(), bytes }
+    }
+}
+
+/// The tensors of the parameters. Parameters that are one tensor in transformers are together.
+fn joined(params: &[&Param], names: Names, whole: &dyn Fn(usize) -> String) -> Vec<ExportTensor> {
+    let by_name: BTreeMap<&str, usize> =
+        params.iter().enumerate().map(|(number, param)| (param.name.as_str(), number)).collect();
+    let mut done = BTreeSet::new();
+    let mut tensors = Vec::new();
+    for (number, param) in params.iter().enumerate() {
+        let all = names.joined(&param.name);
+        let numbers: Vec<usize> =
+            all.iter().filter_map(|name| by_name.get(name.as_str())).copied().collect();
+        assert_eq!(numbers.len(), all.len(), "{} is a parameter as the others are", param.name);
+        if !done.insert(numbers[0]) {
+            continue;
+        }
+        let mut shape = param.dimensions();
+        shape[0] = numbers.iter().map(|number| params[*number].global.0).sum();
+        let (_, transposed) = names.foreign(&param.name);
+        if transposed {
+            shape.reverse();
+        }
+        let values = TensorValues::Parameters { numbers, transposed };
+        tensors.push(ExportTensor { name: whole(number), shape, values });
+    }
+    tensors
+}
+
 fn fill(
     model: &ModelExport<'_>,
-    spelled: Names,
+    content: &ExportContent,
     folder: &Path,
 ) -> Result<Vec<String>, ExportError> {
     let ModelExport { config, tokenizer, model_files, numbers, .. } = *model;
-    let tensors = model.checkpoint.summary().tensors();
-    let files = parts(tensors, model.max_file_bytes, numbers.width());
-    let total: u64 = tensors.iter().map(|t| numbers.width() * t.num_elements() as u64).sum();
+    let entries: Vec<HeaderEntry> =
+        content.tensors.iter().map(|tensor| content.entry(tensor, numbers)).collect();
+    let files = parts(&entries, model.max_file_bytes);
+    let total: u64 = entries.iter().map(|entry| entry.bytes).sum();
     let reading = model.progress.begin("writing weights", total);
     let mut names = Vec::new();
     let mut map = Map::new();
@@ -224,10 +334,12 @@ fn fill(
             1 => WHOLE.to_owned(),
             n => format!("model-{:05}-of-{n:05}.safetensors", number + 1),
         };
-        for tensor in &tensors[part.clone()] {
-            map.insert(spelled.whole(&tensor.name), name.clone().into());
+        for entry in &entries[part.clone()] {
+            map.insert(entry.name.clone(), name.clone().into());
         }
-        write_part(model, spelled, part.clone(), &folder.join(&name), &*reading)?;
+        let header = entries[part.clone()].to_vec();
+        let tensors = &content.tensors[part.clone()];
+        write_part(model, content, header, tensors, &folder.join(&name), &*reading)?;
         names.push(name);
     }
     drop(reading);
@@ -235,9 +347,7 @@ fn fill(
         let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
         write_small(folder, INDEX, format!("{index:#}\n").as_bytes(), &mut names)?;
     }
-    let text = config_json::text(&config.model, numbers.of_torch(), model_files.get(CONFIG));
-    let text = text.map_err(|why| FolderError::refused(folder, why))?;
-    write_small(folder, CONFIG, text.as_bytes(), &mut names)?;
+    write_small(folder, CONFIG, content.config.as_bytes(), &mut names)?;
     if let Some(bytes) = tokenizer {
         write_small(folder, TOKENIZER, bytes, &mut names)?;
     }
@@ -246,7 +356,7 @@ fn fill(
         write_small(folder, TOKENIZER_CONFIG, tokenizer_config().as_bytes(), &mut names)?;
     }
     for (name, bytes) in model_files.files() {
-        if *name != CONFIG && (*name != TOKENIZER || tokenizer.is_none()) {
+        if ![CONFIG, UNTRAINED].contains(name) && (*name != TOKENIZER || tokenizer.is_none()) {
             write_small(folder, name, bytes, &mut names)?;
         }
     }
@@ -259,11 +369,11 @@ const fn makes_bytes(config: &Config) -> bool {
 }
 
 /// Ranges of tensors, one per file: each fits into `most` bytes or is a single tensor.
-fn parts(tensors: &[TensorEntry], most: u64, width: u64) -> Vec<std::ops::Range<usize>> {
+fn parts(tensors: &[HeaderEntry], most: u64) -> Vec<std::ops::Range<usize>> {
     let mut parts: Vec<std::ops::Range<usize>> = Vec::new();
     let mut bytes = 0;
     for (i, tensor) in tensors.iter().enumerate() {
-        let more = width * tensor.num_elements() as u64;
+        let more = tensor.bytes;
         match parts.last_mut() {
             Some(part) if bytes + more <= most => {
                 part.end = i + 1;
@@ -278,42 +388,45 @@ fn parts(tensors: &[TensorEntry], most: u64, width: u64) -> Vec<std::ops::Range<
     parts
 }
 
+/// Writes a file with the `tensors`, whose header has the entries `header`.
 fn write_part(
     model: &ModelExport<'_>,
-    spelled: Names,
-    tensors: std::ops::Range<usize>,
+    content: &ExportContent,
+    header: Vec<HeaderEntry>,
+    tensors: &[ExportTensor],
     path: &Path,
     reading: &dyn Reading,
 ) -> Result<(), ExportError> {
-    let (first, all) = (tensors.start, model.checkpoint.summary().tensors());
-    let tensors = &all[tensors];
+    let all = model.checkpoint.summary().tensors();
     let numbers = model.numbers;
     let failed = cannot_write(path);
-    let shape = |param: &Param| {
-        let mut shape = param.dimensions();
-        if spelled.foreign(&param.name).1 {
-            shape.reverse();
-        }
-        (spelled.whole(&param.name), shape)
-    };
     let torch = Map::from_iter([("__metadata__".into(), json!({ "format": "pt" }))]);
-    // A checkpoint's tensors are the parameters of its model, in the same order.
-    let params = model.built.decoder.segments().iter().flat_map(|s| &s.params);
-    let shapes = params.skip(first).take(tensors.len()).map(shape);
-    let header = header::of_shapes(torch, numbers.name(), numbers.width(), shapes);
     let file = create_new(path).map_err(&failed)?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
-    file.write_all(&header).map_err(&failed)?;
-    for (index, tensor) in (first..).zip(tensors) {
-        let mut values = parameter(model.checkpoint, index, tensor)?;
-        if spelled.foreign(&tensor.name).1 {
-            values = transposed(&values, (tensor.shape[0], tensor.shape[1]));
-        }
-        for part in values.chunks(1 << 12) {
-            let mut bytes = Vec::with_capacity(4 * part.len());
-            part.iter().for_each(|x| numbers.write(*x, &mut bytes));
-            file.write_all(&bytes).map_err(&failed)?;
-            reading.add(bytes.len() as u64);
+    file.write_all(&header::of_entries(torch, header)).map_err(&failed)?;
+    let mut write = |bytes: &[u8]| {
+        reading.add(bytes.len() as u64);
+        file.write_all(bytes).map_err(&failed)
+    };
+    for tensor in tensors {
+        let (parameters, is_transposed) = match &tensor.values {
+            TensorValues::Parameters { numbers, transposed } => (numbers, *transposed),
+            TensorValues::Untrained(number) => {
+                let (source, untrained) = content.untrained(*number);
+                source.copy(untrained, &mut write)?;
+                continue;
+            }
+        };
+        for number in parameters {
+            let mut values = parameter(model.checkpoint, *number, &all[*number])?;
+            if is_transposed {
+                values = transposed(&values, (all[*number].shape[0], all[*number].shape[1]));
+            }
+            for part in values.chunks(1 << 12) {
+                let mut bytes = Vec::with_capacity(4 * part.len());
+                part.iter().for_each(|x| numbers.write(*x, &mut bytes));
+                write(&bytes)?;
+            }
         }
     }
     file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&failed)?;
@@ -332,7 +445,11 @@ fn parameter(
 }
 
 /// Reads the folder as an import would, and compares all values with the checkpoint.
-fn read_back(model: &ModelExport<'_>, folder: &Path) -> Result<(), ExportError> {
+fn read_back(
+    model: &ModelExport<'_>,
+    content: &ExportContent,
+    folder: &Path,
+) -> Result<(), ExportError> {
     let ModelExport { checkpoint: from, built, numbers, progress, .. } = *model;
     let written = Folder::open(folder)?;
     let places = written.places(&built.decoder)?;
@@ -346,6 +463,12 @@ fn read_back(model: &ModelExport<'_>, folder: &Path) -> Result<(), ExportError> 
             return Err(ExportError::Unequal { path, tensor });
         }
         reading.add(bytes(tensor));
+    }
+    drop(reading);
+    if let Some(source) = &content.source
+        && let Some(tensor) = first_unequal(&source.tensors, &written, progress)?
+    {
+        return Err(ExportError::Unequal { path: folder.to_owned(), tensor });
     }
     Ok(())
 }
@@ -389,14 +512,15 @@ mod tests {
 
     #[test]
     fn a_file_is_full_or_has_one_tensor() {
-        let tensor = |elements: usize| TensorEntry {
+        let tensor = |elements: u64| HeaderEntry {
             name: String::new(),
-            shape: [elements, 1],
-            ranges: Vec::new(),
+            dtype: "F32".into(),
+            shape: vec![elements as usize],
+            bytes: 4 * elements,
         };
         let tensors = [3, 2, 9, 1, 1, 1, 5].map(tensor);
-        assert_eq!(parts(&tensors, 20, 4), [0..2, 2..3, 3..6, 6..7]);
-        assert_eq!(parts(&tensors, u64::MAX, 4), vec![0..7; 1]);
-        assert_eq!(parts(&tensors, 0, 4).len(), 7);
+        assert_eq!(parts(&tensors, 20), [0..2, 2..3, 3..6, 6..7]);
+        assert_eq!(parts(&tensors, u64::MAX), vec![0..7; 1]);
+        assert_eq!(parts(&tensors, 0).len(), 7);
     }
 }

@@ -129,7 +129,7 @@ struct BenchTile {
 
 /// The tile of a traffic.
 enum TileTraffic {
-    InPlace(AdamTile),
+    InPlace(Box<AdamTile>),
     /// A speculative update has one loop: it copies past the caches.
     OutOfPlace(Box<SpeculativeTile>),
 }
@@ -138,7 +138,7 @@ impl TileTraffic {
     /// The traffic by the loop `by`.
     fn op(&self, by: TrafficLoop) -> Arc<HostOp> {
         match self {
-            Self::InPlace(tile) => HostOp::new(TrafficTile { tile: tile.clone(), by }),
+            Self::InPlace(tile) => HostOp::new(TrafficTile { tile: (**tile).clone(), by }),
             Self::OutOfPlace(tile) => HostOp::new(SpeculativeTraffic((**tile).clone())),
         }
     }
@@ -378,7 +378,7 @@ fn tiles(plan: &mut Plan, storage: Storage, speculative: bool, params: usize) ->
             noise: TileNoise { runs: Arc::clone(&noise), start: at },
         };
         let Some(second) = &second else {
-            let (update, traffic) = (HostOp::new(tile()), TileTraffic::InPlace(tile()));
+            let (update, traffic) = (HostOp::new(tile()), TileTraffic::InPlace(Box::new(tile())));
             return BenchTile { update, traffic };
         };
         let second = second.tile(&(at..(at + TILE).min(params)), at / TILE);

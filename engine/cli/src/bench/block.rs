@@ -140,9 +140,17 @@ impl BlockTimes {
         })
     }
 
-    /// Submits the matmuls of a round.
-    pub(super) fn submit(&self, dev: &Device) {
-        self.linears.iter().for_each(|linear| linear.submit(dev));
+    /// Submits the matmuls of a round to a device without values.
+    ///
+    /// # Errors
+    /// The device refuses a tensor.
+    pub(super) fn submit(&self, dev: &Device) -> Result<(), Error> {
+        for linear @ LinearTensors { x, weight, .. } in &self.linears {
+            dev.write(*x, &|_| 0.0)?;
+            dev.write(*weight, &|_| 0.0)?;
+            linear.submit(dev);
+        }
+        Ok(())
     }
 }
 

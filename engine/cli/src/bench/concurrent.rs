@@ -86,7 +86,7 @@ fn rates_of(ranks: usize, most: u64) -> Result<Vec<CollectiveRate>, Error> {
         let round = |i: usize| times.iter().map(|of| of[number][i]).fold(0.0, f64::max);
         let seconds = (1..=REPEATS).map(round).fold(f64::INFINITY, f64::min);
         let sent = rounds * share * *bytes as f64 / seconds / 1e9;
-        CollectiveRate { op: *op, ranks, bytes: *bytes, sent }
+        CollectiveRate { op, ranks, bytes: *bytes, sent }
     };
     Ok(ops.iter().enumerate().map(rate).collect())
 }

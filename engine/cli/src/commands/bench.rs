@@ -120,6 +120,7 @@ fn save_box(path: &Path, machine: &LocalMachine, on_cores: bool) -> Result<(), C
     if let Some(models) = models {
         match residuals(models, path, machine, &mut tell) {
             Ok(residual) => {
+                let kind = if on_gpus { BOX_OF_GPUS } else { calibrate::OUTPUT };
                 write_output(kind, path, &with_residual(&ron, residual))?;
                 let ResidualConfig { gpt2, llama } = residual;
                 say(&format!(

@@ -4,9 +4,10 @@
 use super::compute_device::{ComputeDevice, open_on_cores, open_on_gpu};
 use super::weights::{load, load_checkpoint, load_folder};
 use super::{GenerateError, ModelSource, WeightSource};
-use config::{Config, Family};
+use config::Config;
 use device::{Arena, Device, Dtype, Lane, Plan, Tensor};
 use layout::build::{dtype, shape};
+use layout::decoder_parts::{LayerKinds, architecture, layer_kinds};
 use std::ops::Range;
 use tensor_parallel::{CheckpointHome, Decoder, DecoderShape, KvCache, NewTokens, Recompute};
 
@@ -40,12 +41,19 @@ impl Model {
         samples: usize,
     ) -> Result<Self, GenerateError> {
         let ModelSource { weights: trained, device: on, machine, precision, progress, .. } = *from;
+        let of_run = shape(config);
         // Learned positions of a folder are read as a whole.
-        let learned = config.model.family == Family::Gpt2;
+        let learned = of_run.architecture.learned_positions;
         let whole = learned && matches!(trained, WeightSource::Folder(_));
         let context = if whole { config.model.seq_len } else { context };
         let dtype = dtype(precision);
+        // The length of the text decides the factors of LongRoPE, as in transformers.
+        let LayerKinds { kinds, layer_kinds } = layer_kinds(&config.model, context);
         let shape = DecoderShape {
+            // The type of the weights here may differ from that of the run.
+            architecture: architecture(&config.model, dtype),
+            kinds,
+            layer_kinds,
             seq_len: context,
             micro_batch: 1,
             tp_size: 1,
@@ -60,7 +68,7 @@ impl Model {
             fp8: false,
             partial_dtype: dtype,
             dropout: 0.0,
-            ..shape(config)
+            ..of_run
         };
         let mut plan = Plan::default();
         let decoder = Decoder::plan(&mut plan, &shape, 1);
@@ -168,7 +176,21 @@ pub(super) mod tests {
     use layout::LocalMachine;
     use std::path::{Path, PathBuf};
 
-    const FOLDERS: [&str; 6] = ["gpt2", "llama3", "llama-linear", "mistral", "qwen2", "qwen3"];
+    const FOLDERS: [&str; 13] = [
+        "gpt2",
+        "llama3",
+        "llama-linear",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3",
+        "mistral-window",
+        "olmo3",
+        "smollm3",
+        "phi3",
+        "granite",
+    ];
 
     /// Folder of the model `name` of the fixtures, and a config of it.
     pub(in crate::generate) fn fixture(name: &str) -> (PathBuf, Config) {

@@ -6,6 +6,7 @@
 
 pub(crate) mod model;
 mod refusals;
+mod wrappers;
 
 use crate::common::Folder;
 use model::{change, cut, model, rename, set, tensors, write};

@@ -146,14 +146,27 @@ fn the_settings_of_an_answer_give_its_step_with_a_config_of_the_model() {
 fn what_onebox_does_not_compute_is_refused_with_its_key() {
     let folder = Folder::new();
     let on = bundled("dgx-h100");
-    let cases: [(&str, Value, &str); 29] = [
+    let cases: [(&str, Value, &str); 30] = [
         ("model_type", json!("mixtral"), "`model_type` is \"mixtral\""),
         ("architectures", json!(["Qwen3ForSequenceClassification"]), "only language models"),
         ("hidden_act", json!("gelu"), "gates here are SiLU"),
         ("mlp_bias", json!(true), "have no biases here"),
         ("use_sliding_window", json!("yes"), "not true or false"),
-        ("layer_types", json!(["sliding_attention"]), "all layers look at all tokens"),
-        ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}), "`rope_type` is \"yarn\""),
+        (
+            "layer_types",
+            json!(["sliding_attention"]),
+            "with 1 layers, and `num_hidden_layers` is 40",
+        ),
+        (
+            "layer_types",
+            json!(vec!["sliding_attention"; 40]),
+            "layers have sliding_attention, and `use_sliding_window` is not true",
+        ),
+        (
+            "rope_scaling",
+            json!({"rope_type": "dynamic", "factor": 4.0}),
+            "`rope_type` is \"dynamic\"",
+        ),
         ("rope_scaling", json!({"rope_type": "linear"}), "`factor` is missing"),
         (
             "rope_scaling",
@@ -201,7 +214,7 @@ fn what_onebox_does_not_compute_is_refused_with_its_key() {
         with(&folder, |config| config[key] = value);
         let done = folder.onebox(&["plan", "--model", "Qwen3", "--box", &on]);
         let remedy = match key {
-            "model_type" => "use a model of gpt2, llama, mistral, qwen2, qwen3",
+            "model_type" => "use a model of gpt2, llama, mistral, ministral3, qwen2, qwen3, gemma2",
             "quantization_config" => "as it was before it was quantized",
             _ => "mend the file",
         };
@@ -250,9 +263,9 @@ fn keys_beside_a_folder_must_not_contradict_it() {
 }
 
 #[test]
-fn a_window_that_a_class_has_by_itself_bounds_the_sample() {
+fn a_window_that_a_class_has_by_itself_is_a_part_of_the_model() {
     let folder = Folder::new();
-    let mistral = |window: Option<Value>| {
+    let mistral = |window: Option<Value>, seq_len: &str| {
         with(&folder, |config| {
             config["model_type"] = "mistral".into();
             config["architectures"] = json!(["MistralForCausalLM"]);
@@ -266,16 +279,21 @@ fn a_window_that_a_class_has_by_itself_bounds_the_sample() {
                 config["sliding_window"] = window;
             }
         });
-        let ron = "(model: (from: \"Qwen3\", weights: Random), train: (steps: 1))";
+        let ron =
+            format!("(model: (from: \"Qwen3\", weights: Random{seq_len}), train: (steps: 1))");
         std::fs::write(folder.path("a.ron"), ron).unwrap();
         let shown = folder.onebox(&["config", "show", "a.ron"]).ok().stdout;
-        let line = shown.lines().find(|line| line.starts_with("model.seq_len")).unwrap();
-        line.split_whitespace().nth(1).unwrap().to_owned()
+        ["model.seq_len", "model.layer_pattern", "model.window"].map(|key| {
+            let line = shown.lines().find(|line| line.split_whitespace().next() == Some(key));
+            line.unwrap().split_whitespace().nth(1).unwrap().to_owned()
+        })
     };
     // Without the key the class has a window of 4096 tokens; with null it has none.
-    assert_eq!(mistral(None), "4096");
-    assert_eq!(mistral(Some(json!(1024))), "1024");
-    assert_eq!(mistral(Some(Value::Null)), "40960");
+    assert_eq!(mistral(None, ""), ["40960", "\"W\"", "4096"]);
+    assert_eq!(mistral(Some(json!(1024)), ""), ["40960", "\"W\"", "1024"]);
+    assert_eq!(mistral(Some(Value::Null), ""), ["40960", "\"F\"", "None"]);
+    // A window that holds a whole sample is none, as in runs of earlier versions.
+    assert_eq!(mistral(None, ", seq_len: 4096"), ["4096", "\"F\"", "None"]);
 }
 
 /// Puts the model of a fixture into `chat`, with `a.ron`, which trains it for two steps.

@@ -1,4 +1,6 @@
 //! Matmuls by the clock: the stand-in's algorithms have simulated times, and each rounds in another way.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::allow_attributes, reason = "the line above")]
 
 use super::cuda::onebox;
 use crate::common::{CommandOutput, Folder};

@@ -46,8 +46,9 @@ impl Section<'_, '_> {
         &mut self,
         key: Declaration,
         range: RangeInclusive<u64>,
+        or: KeyDefault<Option<usize>>,
     ) -> Option<usize> {
-        let (or, values) = (KeyDefault::Default(None), whole_words(&range) + ", or `None`");
+        let values = whole_words(&range) + ", or `None`";
         self.leaf(key, or, values, some_text(usize::to_string), |reader, node| {
             optional(node, |node| whole(reader, node, &range))
         })
@@ -84,6 +85,26 @@ impl Section<'_, '_> {
         self.leaf(key, KeyDefault::Default(None), values, show, |reader, node| match &node.kind {
             NodeKind::Word(word) if is_name(word, "Auto") => Ok(None),
             _ => reader.item(node).float(within).map(Some),
+        })
+    }
+
+    /// Reads a list of finite numbers.
+    pub(crate) fn floats(
+        &mut self,
+        key: Declaration,
+        within: Interval,
+        or: KeyDefault<Vec<f32>>,
+    ) -> Vec<f32> {
+        let values = format!("list of numbers {}", within.words());
+        let show = |list: &Vec<f32>| format!("{list:?}");
+        self.leaf(key, or, values, show, |reader, node| match &node.kind {
+            NodeKind::List(items) => {
+                items.iter().map(|item| reader.item(item).float(within)).collect()
+            }
+            _ => Err(Complaint {
+                message: format!("expected a list of numbers, found {}", reader.item(node).found()),
+                help: "write a list such as `[1.0, 1.5]`".into(),
+            }),
         })
     }
 

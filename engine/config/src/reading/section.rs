@@ -22,7 +22,7 @@ pub(crate) enum KeyDefault<T> {
 /// Enum of a config. Its variants may have keys: `Delayed(after_step: 40)`.
 pub(crate) trait Choice: Sized {
     /// Values that the defaults of a variant's keys depend on.
-    type Context: Copy;
+    type Context: Clone;
     /// Each variant, as a config writes it.
     const EXAMPLES: &'static [&'static str];
 
@@ -302,7 +302,7 @@ impl<'n> Section<'_, 'n> {
         if self.reader.described.is_some() {
             for example in T::EXAMPLES.iter().filter(|example| example.contains('(')) {
                 let variant = name_of(example);
-                let group = group(variant, &[], true);
+                let (group, context) = (group(variant, &[], true), context.clone());
                 self.reader.enter(group, |section| T::read(variant, section, context));
             }
         }

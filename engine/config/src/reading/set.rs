@@ -6,8 +6,15 @@ use super::{
 };
 
 /// Keys with a string value; `--set` accepts their text without quotes.
-const TEXT_KEYS: [&str; 6] =
-    ["name", "data.train", "data.validation", "sample.prompt", "device.memory", "device.box"];
+const TEXT_KEYS: [&str; 7] = [
+    "name",
+    "data.train",
+    "data.validation",
+    "sample.prompt",
+    "device.memory",
+    "device.box",
+    "model.layer_pattern",
+];
 
 /// Most parts of a dotted key; every key has fewer.
 const DEEPEST: usize = 8;

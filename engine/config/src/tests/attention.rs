@@ -23,4 +23,10 @@ fn attention_that_cudnn_does_not_compute() {
     refuses(&documents, "attention", &["within documents", "set `data.packing`"]);
     loaded(LEAST, &documents[1..]).unwrap();
     loaded(LEAST, &documents[..2]).unwrap();
+    let parts = ["model.family=Llama", "attention=Cudnn", "model.layer_pattern=WF"];
+    let window = |tokens: &'static str| [&parts[..], &[tokens]].concat();
+    refuses(&window("model.window=15"), "attention", &["within a window", "leave `attention` out"]);
+    loaded(LEAST, &window("model.window=16")).unwrap();
+    let cap = ["model.family=Llama", "attention=Cudnn", "model.score_cap=50.0"];
+    refuses(&cap, "attention", &["does not cap the scores"]);
 }

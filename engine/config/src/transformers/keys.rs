@@ -6,6 +6,12 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+/// Allowed factors of activations, and caps.
+pub(super) const SCALES: RangeInclusive<f64> = 1e-6..=1e6;
+
+/// Allowed factors of frequencies.
+pub(super) const FACTORS: RangeInclusive<f64> = 0.01..=1e6;
+
 /// Keys with the ids of special tokens.
 pub const SPECIAL: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 
@@ -33,6 +39,16 @@ pub(super) struct Number {
 }
 
 impl Keys {
+    /// Keys of which none is read yet.
+    pub(super) const fn of(found: BTreeMap<String, Value>) -> Self {
+        Self { found, wrong: Vec::new(), read_keys: Vec::new() }
+    }
+
+    /// Whether a key is there and null.
+    pub(super) fn is_null(&self, key: &str) -> bool {
+        self.found.get(key).is_some_and(Value::is_null)
+    }
+
     /// Value of a key; `None` if it is missing or null.
     pub(super) fn get(&mut self, key: &'static str) -> Option<Value> {
         self.read_keys.push(key);
@@ -81,21 +97,62 @@ impl Keys {
 
     /// Reads a number of at least `least`; `or` if the key is missing.
     pub(super) fn number(&mut self, key: &'static str, least: f64, or: f64) -> f32 {
+        self.number_within(key, least..=1e12, or) as f32
+    }
+
+    /// Reads a number; `or` if the key is missing.
+    pub(super) fn number_within(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<f64>,
+        or: f64,
+    ) -> f64 {
         let value = self.get(key);
         let number = value.as_ref().map_or(Some(or), Value::as_f64);
-        match number.filter(|n| *n >= least && *n <= 1e12) {
-            Some(number) => number as f32,
+        match number.filter(|n| range.contains(n)) {
+            Some(number) => number,
             None => {
                 let value = value.as_ref().map_or_else(String::new, shown);
-                self.wrong.push(format!("`{key}` is {value}, not a number from {least} to 1e12"));
-                or as f32
+                let (least, most) = (range.start(), range.end());
+                // A long number reads better with an exponent.
+                let most = if *most >= 1e9 { format!("{most:e}") } else { most.to_string() };
+                self.wrong.push(format!("`{key}` is {value}, not a number from {least} to {most}"));
+                or
             }
         }
     }
 
-    /// Reads the size of the vocabulary, and requires that it holds the special tokens.
-    pub(super) fn vocab(&mut self) -> usize {
-        let vocab = self.whole("vocab_size", VOCAB);
+    /// Reads a number above 0; `or` if the key is missing, `None` if it is null.
+    pub(super) fn cap(&mut self, key: &'static str, or: Option<f64>) -> Option<f32> {
+        if self.is_null(key) || or.is_none() && !self.found.contains_key(key) {
+            self.read_keys.push(key);
+            return None;
+        }
+        Some(self.number_within(key, SCALES, or.unwrap_or(1.0)) as f32)
+    }
+
+    /// Reads a list of factors of frequencies.
+    pub(super) fn factors(&mut self, key: &'static str) -> Vec<f32> {
+        let value = self.get(key);
+        let all = value.as_ref().and_then(Value::as_array);
+        let factor = |value: &Value| value.as_f64().filter(|factor| FACTORS.contains(factor));
+        let all = all.and_then(|all| all.iter().map(factor).collect::<Option<Vec<f64>>>());
+        if let Some(all) = all {
+            return all.into_iter().map(|factor| factor as f32).collect();
+        }
+        self.wrong.push(match value {
+            None => format!("`{key}` is missing"),
+            Some(value) => {
+                format!("`{key}` is {}, not a list of numbers from 0.01 to 1e6", shown(&value))
+            }
+        });
+        Vec::new()
+    }
+
+    /// Reads the size of the vocabulary, and requires that it holds the special tokens; `or` if the
+    /// key is missing.
+    pub(super) fn vocab(&mut self, or: Option<usize>) -> usize {
+        let vocab = self.whole_or("vocab_size", VOCAB, or);
         for key in SPECIAL {
             let odd = |value: &Value| !is_special(value, vocab);
             // An impossible size is already reported.

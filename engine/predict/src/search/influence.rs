@@ -191,7 +191,7 @@ pub fn most_influential(
         let after = step_seconds(&changed, built)?;
         let percent = 100.0 * (before / after - 1.0);
         if percent > least {
-            best = Some(KeyInfluence { key: *key, percent });
+            best = Some(KeyInfluence { key, percent });
         }
     }
     Ok(best)

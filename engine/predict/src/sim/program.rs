@@ -54,6 +54,8 @@ pub enum WorkKind {
         scores: u64,
         /// T, tokens per sample.
         seq_len: usize,
+        /// Number of keys that a query sees, if it is less than T.
+        window: Option<usize>,
         /// Columns of a head.
         head_dim: usize,
         /// Whether it is the backward pass.
@@ -102,9 +104,15 @@ impl WorkKind {
     }
 }
 
-fn attention(out: Tensor, lse: Tensor, heads: Heads, backward: bool) -> WorkKind {
+fn attention(
+    [out, lse]: [Tensor; 2],
+    heads: Heads,
+    window: Option<usize>,
+    backward: bool,
+) -> WorkKind {
     let (seq_len, head_dim) = (heads.seq_len, out.len() / lse.len());
-    WorkKind::Attention { scores: (lse.len() * seq_len) as u64, seq_len, head_dim, backward }
+    let scores = (lse.len() * seq_len) as u64;
+    WorkKind::Attention { scores, seq_len, window, head_dim, backward }
 }
 
 /// Number of kernels of `op` on a recent GPU; 1 for an op without kernel, which its own checks
@@ -132,11 +140,13 @@ impl Work {
                 let ((m, k), (_, n)) = (a.shape(), b.shape());
                 (WorkKind::Gemm { m, n, k, bias: bias.is_some() }, op.bytes())
             }
-            Op::Attention { out, lse, heads, .. } => {
-                (attention(out, lse, heads, false), op.bytes())
+            Op::Attention { out, lse, heads, scores, .. } => {
+                let window = scores.window_in(heads.seq_len);
+                (attention([out, lse], heads, window, false), op.bytes())
             }
-            Op::AttentionBackward { out, lse, heads, .. } => {
-                (attention(out, lse, heads, true), op.bytes())
+            Op::AttentionBackward { out, lse, heads, scores, .. } => {
+                let window = scores.window_in(heads.seq_len);
+                (attention([out, lse], heads, window, true), op.bytes())
             }
             Op::Copy { src, dst } => match (src.arena(), dst.arena()) {
                 (Arena::Pinned, Arena::Device) => (WorkKind::Up, payload(src)),

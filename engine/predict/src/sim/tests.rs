@@ -326,7 +326,7 @@ fn a_norm_is_as_slow_as_it_was_measured_and_a_sum_as_fast_as_memory() {
     let stats = gpu("stats", Dtype::F32, (1, rows));
     let program = super::record(rank_of(1, 1), &Arc::new(plan), false, |d| {
         d.begin_step(1);
-        d.submit(Lane::Compute, Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 });
+        d.submit(Lane::Compute, Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5, offset: 0.0 });
         d.submit(Lane::Compute, Op::Add { x, into: y });
         d.sync_all()
     });

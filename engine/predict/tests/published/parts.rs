@@ -3,7 +3,7 @@
 use super::{Bound, ClassRatios, bound, boxes, check, rows, table};
 use config::{BoxConfig, Config, DeviceConfig};
 use device::{
-    Arena, Dropout, Dtype, Epilogue, Group, Heads, Lane, Op, Plan, Rank, Reduction, Tensor,
+    Arena, Dropout, Dtype, Epilogue, Group, Heads, Lane, Op, Plan, Rank, Reduction, Scores, Tensor,
 };
 use predict::sim::{Hardware, record, simulate};
 use std::collections::BTreeMap;
@@ -111,9 +111,10 @@ fn attention(hardware: &Hardware, pass: &str, samples: usize, heads: Heads, dim:
         let [out, d_out] = [(); 2].map(|()| gpu(Dtype::Bf16, (tokens, heads.count * dim)));
         let lse = gpu(Dtype::F32, (samples, heads.count * heads.seq_len));
         let (starts, dropout) = (None, Dropout { p: 0.0, key: 0, first_row: 0 });
-        let forward = Op::Attention { qkv, out, lse, heads, starts, dropout };
+        let scores = Scores::of(dim);
+        let forward = Op::Attention { qkv, out, lse, heads, starts, dropout, scores };
         let backward =
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores };
         match pass {
             "forward" => vec![forward],
             "backward" => vec![backward],

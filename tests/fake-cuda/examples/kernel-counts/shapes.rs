@@ -1,7 +1,7 @@
 //! The ops of a step at the shapes of configs, per GPU and micro-batch.
 
 use crate::{Case, OpMaker, Tensors};
-use device::{Dropout, Dtype, FP8_SINCE, Heads, MAXIMA, Op, VocabShard};
+use device::{Dropout, Dtype, FP8_SINCE, Gate, Heads, MAXIMA, Op, Scores, VocabShard};
 
 /// A config's sizes on one GPU.
 pub(crate) struct Config {
@@ -102,7 +102,7 @@ impl Config {
         let add = move |t: &mut Tensors, rows| {
             let [x, residual, y] = [(); 3].map(|()| t.make(value, (rows, cols)));
             let bias = Some(t.make(value, (1, cols)));
-            Op::BiasDropoutAdd { x, bias, residual, y, dropout: NO_DROPOUT }
+            Op::BiasDropoutAdd { x, bias, residual, y, dropout: NO_DROPOUT, scale: 1.0 }
         };
         vec![
             self.rows("layer_norm", self.normed, 32, move |t, rows| {
@@ -167,13 +167,13 @@ impl Config {
             self.rows("rms_norm", self.normed, 32, move |t, rows| {
                 let [x, y] = [(); 2].map(|()| t.make(value, (rows, cols)));
                 let (gain, stats) = (t.make(value, (1, cols)), t.make(Dtype::F32, (rows, 1)));
-                Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }
+                Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5, offset: 0.0 }
             }),
             self.rows("rms_norm_backward", self.normed, self.normed.min(2048), move |t, rows| {
                 let [x, d_y, d_x] = [(); 3].map(|()| t.make(value, (rows, cols)));
                 let [gain, d_gain] = [(); 2].map(|()| t.make(value, (1, cols)));
                 let stats = t.make(Dtype::F32, (rows, 1));
-                Op::RmsNormBackward { x, gain, stats, d_y, d_x, add: true, d_gain }
+                Op::RmsNormBackward { x, gain, stats, d_y, d_x, add: true, d_gain, offset: 0.0 }
             }),
             self.rows("rotary", self.tokens, 32, move |t, rows| {
                 let (qkv, table, heads) = rotary_tensors(t, rows);
@@ -181,11 +181,11 @@ impl Config {
             }),
             self.rows("swiglu", self.tokens, 8, move |t, rows| {
                 let (x, y) = (t.make(value, (rows, 2 * ffn)), t.make(value, (rows, ffn)));
-                Op::SwiGlu { x, y }
+                Op::SwiGlu { x, y, gate: Gate::Silu }
             }),
             self.rows("swiglu_backward", self.tokens, 8, move |t, rows| {
                 let (x, d) = (t.make(value, (rows, 2 * ffn)), t.make(value, (rows, ffn)));
-                Op::SwiGluBackward { x, d }
+                Op::SwiGluBackward { x, d, gate: Gate::Silu }
             }),
             self.rows("add", self.tokens, 32, move |t, rows| {
                 let [x, into] = [(); 2].map(|()| t.make(value, (rows, cols)));
@@ -210,13 +210,23 @@ impl Config {
                 let qkv = t.make(value, (rows, (count + 2 * kv_count) * DIM));
                 let out = t.make(value, (rows, count * DIM));
                 let lse = t.make(Dtype::F32, (samples * count, tokens));
-                let (starts, dropout) = (None, NO_DROPOUT);
+                let (starts, dropout, scores) = (None, NO_DROPOUT, Scores::of(DIM));
                 if !backward {
-                    return Op::Attention { qkv, out, lse, heads, starts, dropout };
+                    return Op::Attention { qkv, out, lse, heads, starts, dropout, scores };
                 }
                 let d_out = t.make(value, (rows, count * DIM));
                 let d_qkv = t.make(value, (rows, (count + 2 * kv_count) * DIM));
-                Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout }
+                Op::AttentionBackward {
+                    qkv,
+                    out,
+                    lse,
+                    d_out,
+                    d_qkv,
+                    heads,
+                    starts,
+                    dropout,
+                    scores,
+                }
             })
         };
         [("attention", false), ("attention_backward", true)].map(|(name, backward)| Case {
@@ -243,7 +253,16 @@ impl Config {
                     return Op::CrossEntropyStats { logits, max, targets, shard, sums };
                 }
                 let scale = t.make(Dtype::F64, (1, 1));
-                Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor: 1.0 }
+                Op::CrossEntropyBackward {
+                    logits,
+                    max,
+                    sums,
+                    targets,
+                    shard,
+                    scale,
+                    factor: 1.0,
+                    cap: None,
+                }
             })
         };
         vec![pass("row_max", 0), pass("cross_entropy_stats", 1), pass("cross_entropy_backward", 2)]

@@ -2,7 +2,7 @@
 
 use super::rig::{self, Rig, VALUES, noise};
 use super::{DROPOUT, NO_DROPOUT, in_each_type};
-use device::{Dropout, Dtype, Heads, Op};
+use device::{Dropout, Dtype, Heads, Op, Scores};
 
 /// Samples, head dimension, heads.
 type Size = (usize, usize, Heads);
@@ -63,13 +63,24 @@ fn check_attention(sm: u32, types: &[(Dtype, [(f64, f64); 2])]) {
             let (out, d_qkv) = (rig.out(dtype, (rows, width)), rig.out(dtype, (rows, all)));
             let lse = rig.out(Dtype::F32, (samples * heads.count, heads.seq_len));
             let starts = documents.as_ref().map(|of| rig.put_starts(heads.seq_len, of, 0..rows));
+            let scores = Scores::of(dim);
             let mut pair = rig.open();
             pair.check(
-                &Op::Attention { qkv, out, lse, heads, starts, dropout },
+                &Op::Attention { qkv, out, lse, heads, starts, dropout, scores },
                 tolerances[0].0,
                 tolerances[0].1,
             );
-            let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
+            let op = Op::AttentionBackward {
+                qkv,
+                out,
+                lse,
+                d_out,
+                d_qkv,
+                heads,
+                starts,
+                dropout,
+                scores,
+            };
             // Gradients of keys and values are sums over the heads that share them.
             let (absolute, ulps) = tolerances[1];
             pair.check(&op, absolute * heads.group() as f64, ulps);
@@ -110,7 +121,8 @@ fn attention_to_what_is_kept_agrees() {
             let q = rig.put_noise(dtype, (1, count * dim), 1);
             let cache = rig.put_noise(dtype, (n, 2 * kv_count * dim), 2);
             let out = rig.out(dtype, (1, count * dim));
-            rig.open().check(&Op::CachedAttention { q, cache, out, heads }, 2e-6, 1.0);
+            let scores = Scores::of(dim);
+            rig.open().check(&Op::CachedAttention { q, cache, out, heads, scores }, 2e-6, 1.0);
         }
     });
 }
@@ -142,7 +154,8 @@ fn attention_to_what_is_kept_is_the_formula() {
             let out = rig.out(dtype, (1, count * dim));
             let mut pair = rig.open();
             let (query, kept) = (pair.on_cpu(q), pair.on_cpu(cache));
-            let got = pair.launched(&Op::CachedAttention { q, cache, out, heads }, out);
+            let scores = Scores::of(dim);
+            let got = pair.launched(&Op::CachedAttention { q, cache, out, heads, scores }, out);
             for head in 0..count {
                 let shared = head / heads.group();
                 let at = |position: usize, part: usize, d: usize| {

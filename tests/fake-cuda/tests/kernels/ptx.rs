@@ -11,7 +11,10 @@
 use super::DROPOUT;
 use super::rig::{Rig, VALUES, normal, nvrtc_or_skip, take_ran};
 use device::numerics::CountedRange;
-use device::{DeviceOp, Dtype, HeadNorm, HeadNormGrads, Heads, Op, Reduction, Tensor, VocabShard};
+use device::{
+    DeviceOp, Dtype, Gate, HeadNorm, HeadNormGrads, Heads, Op, Reduction, Tensor, VocabShard,
+    WidthNorm,
+};
 use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
 #[path = "ptx/attention.rs"]
@@ -65,7 +68,7 @@ fn elementwise_kernels() {
             pair.check_exact(&Op::Cast { x: wide, y: copy });
             let counted = CountedRange { end: n - 3, hole: (2, n / 2) };
             pair.check_exact(&Op::ChunkSquares { x, partials, chunk: 64, counted });
-            pair.check_exact(&Op::Dropout { x, y, dropout: DROPOUT });
+            pair.check_exact(&Op::Dropout { x, y, dropout: DROPOUT, scale: 0.22 });
             pair.check_exact(&Op::Zero { x: y });
         }
         in_rows(rig(), dtype);
@@ -80,10 +83,13 @@ fn in_rows(mut rig: Rig, dtype: Dtype) {
     let wide = rig.put_noise(dtype, (rows, 2 * cols), 3);
     let [bias, sums] = [4, 5].map(|seed| rig.put_noise(dtype, (1, cols), seed));
     let mut pair = rig.open();
-    pair.check_exact(&Op::BiasDropoutAdd { x, bias: Some(bias), residual, y, dropout: DROPOUT });
+    let (some, dropout, scale) = (Some(bias), DROPOUT, 0.22);
+    pair.check_exact(&Op::BiasDropoutAdd { x, bias: some, residual, y, dropout, scale });
     pair.check(&Op::ColumnSum { x, y: sums }, 2e-6, 1.0);
-    pair.check_exact(&Op::SwiGlu { x: wide, y });
-    pair.check_exact(&Op::SwiGluBackward { x: wide, d: y });
+    for gate in [Gate::Silu, Gate::Gelu] {
+        pair.check_exact(&Op::SwiGlu { x: wide, y, gate });
+        pair.check_exact(&Op::SwiGluBackward { x: wide, d: y, gate });
+    }
     pair.add_bias(x, bias);
 }
 
@@ -117,11 +123,14 @@ fn embedding_kernels() {
             let documents = [3, 4, 1, 1, 5, 7, 7, 2, 2, 3, 7, 7, 4, 3];
             let starts = Some(rig.put_starts(7, &documents, 13..53));
             let mut pair = rig.open();
-            pair.check_exact(&Op::Embedding { tokens: ids, table, shard, y });
+            let scale = 61.96;
+            pair.check_exact(&Op::Embedding { tokens: ids, table, shard, scale, y });
             pair.check_exact(&Op::AddPositions { x: y, table: positions, first_row: 13, starts });
             let op = Op::PositionsBackward { d_y, first_row: 13, starts, d_table: d_positions };
             pair.check_exact(&op);
-            pair.check_exact(&Op::EmbeddingBackward { tokens: ids, order, d_y, shard, d_table });
+            let tokens = ids;
+            let op = Op::EmbeddingBackward { tokens, order, d_y, shard, scale, d_table };
+            pair.check_exact(&op);
         }
     });
 }
@@ -139,13 +148,15 @@ fn loss_kernels() {
         let (max, sums) = (rig.out(Dtype::F32, (1, rows)), rig.out(Dtype::F32, (2, rows)));
         let (targets, shard) = (ids, VocabShard { first: 0, valid: 301 });
         let mut pair = rig.open();
+        let cap = Some(30.0);
+        pair.check_exact(&Op::CapLogits { logits, scale: 4.0, cap });
         pair.check_exact(&Op::RowMax { x: logits, y: max, shard });
         pair.check(&Op::CrossEntropyStats { logits, max, targets, shard, sums }, 0.0, 2.0);
         pair.compiled = Some(1e-13);
         pair.check(&Op::CrossEntropyLoss { sums, targets, loss }, 1e-13, 0.0);
         pair.compiled = Some(0.0);
         let factor = 0.25;
-        let op = Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor };
+        let op = Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor, cap };
         pair.check_exact(&op);
     });
 }
@@ -167,37 +178,62 @@ fn norm_kernels() {
                 pair.check(&op, 4e-6, 1.0);
             }
             let stats = root;
-            pair.check(&Op::RmsNorm { x, gain, y, stats, epsilon: 1e-5 }, 3e-7, 1.0);
-            let op = Op::RmsNormBackward { x, gain, stats, d_y, d_x, add: true, d_gain };
-            pair.check(&op, 4e-6, 1.0);
+            for offset in [0.0, 1.0] {
+                let op = Op::RmsNorm { x, gain, offset, y, stats, epsilon: 1e-5 };
+                pair.check(&op, 6e-7, 1.0);
+                let add = true;
+                let op = Op::RmsNormBackward { x, gain, offset, stats, d_y, d_x, add, d_gain };
+                pair.check(&op, 8e-6, 1.0);
+            }
         }
+        of_widths(rig(), dtype);
     });
+}
+
+fn of_widths(mut rig: Rig, dtype: Dtype) {
+    let (rows, count, kv_count, dim) = (20, 3, 1, 10);
+    let heads = Heads { count, kv_count, first: 0, total: count, seq_len: rows };
+    let [qkv, d_qkv] = [1, 2].map(|seed| rig.put_noise(dtype, (rows, 5 * dim), seed));
+    let gain = rig.put_noise(dtype, (1, 4 * dim), 3);
+    let raw = rig.out(dtype, (rows, 4 * dim));
+    let [sums, dots] = [(); 2].map(|()| rig.out(Dtype::F32, (rows, 2)));
+    let d_gain = rig.out(dtype, (1, 4 * dim));
+    let norm = WidthNorm { heads, gain, sums, widths: [30.0, 10.0], epsilon: 1e-5 };
+    let mut pair = rig.open();
+    pair.check(&Op::WidthNormSums { qkv, raw, heads, sums }, 1e-6, 4.0);
+    pair.check_exact(&Op::WidthNorm { qkv, raw, norm });
+    pair.check(&Op::WidthNormBackwardSums { d_qkv, raw, norm, dots }, 4e-6, 4.0);
+    pair.check(&Op::WidthNormBackward { d_qkv, raw, norm, dots, d_gain }, 4e-6, 1.0);
 }
 
 #[test]
 fn rotary_kernels() {
     every_kernel_of("rotary.cu", |rig, dtype| {
-        for (rows, (count, kv_count), dim) in [(35, (3, 1), 10), (40, (4, 2), 16), (5, (4, 4), 128)]
-        {
+        for (rows, (count, kv_count), dim, turned) in [
+            (35, (3, 1), 10, 10),
+            (40, (4, 2), 16, 16),
+            (5, (4, 4), 128, 128),
+            (40, (4, 2), 80, 20),
+        ] {
             let heads = Heads { count, kv_count, first: 0, total: count, seq_len: 5 };
             let columns = (count + 2 * kv_count) * dim;
             let mut rig = rig();
             let table: Vec<f64> =
-                (0..5 * dim).map(|i| if i % dim < dim / 2 { 0.6 } else { 0.8 }).collect();
-            let table = rig.put(Dtype::F32, (5, dim), &table);
+                (0..5 * turned).map(|i| if i % turned < turned / 2 { 0.6 } else { 0.8 }).collect();
+            let table = rig.put(Dtype::F32, (5, turned), &table);
             let [qkv, d_qkv] = [1, 2].map(|seed| rig.put_noise(dtype, (rows, columns), seed));
             let [q_gain, k_gain] = [3, 4].map(|seed| rig.put_noise(dtype, (1, dim), seed));
             let raw = rig.out(dtype, (rows, (count + kv_count) * dim));
             let [q, k] = [(); 2].map(|()| rig.out(dtype, (1, dim)));
             let starts = rig.put_starts(5, &[2, 3, 1, 4].repeat(rows / 5), 0..rows);
-            let norm = HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 };
+            let norm = HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6, offset: 1.0 };
             let grads = HeadNormGrads { q_gain: q, k_gain: k };
             let mut pair = rig.open();
             for (starts, norm) in [(Some(starts), None), (None, Some(norm))] {
-                pair.check(&Op::Rotary { qkv, table, heads, starts, norm }, 4e-7, 1.0);
+                pair.check(&Op::Rotary { qkv, table, heads, starts, norm }, 8e-7, 1.0);
                 let norm = norm.map(|norm| (norm, grads));
                 let op = Op::RotaryBackward { d_qkv, table, heads, starts, norm };
-                pair.check(&op, 8e-6, 1.0);
+                pair.check(&op, 16e-6, 1.0);
             }
         }
     });

@@ -3,7 +3,7 @@
 use crate::rates::{open_with, seconds, tensor};
 use crate::small;
 use device::cuda::{AttentionLibrary, attention_workspace};
-use device::{Device, Dropout, Dtype, Heads, Op, Plan, Tensor, random};
+use device::{Device, Dropout, Dtype, Heads, Op, Plan, Scores, Tensor, random};
 
 /// A shape of attention.
 #[derive(Clone, Copy)]
@@ -65,10 +65,11 @@ impl Passes {
     fn op(&self, backward: bool) -> Op {
         let Self { heads, qkv, out, lse, d_out, d_qkv } = *self;
         let (starts, dropout) = (None, Dropout::NONE);
+        let scores = Scores::of(heads.dim(qkv.shape().1));
         if backward {
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout }
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores }
         } else {
-            Op::Attention { qkv, out, lse, heads, starts, dropout }
+            Op::Attention { qkv, out, lse, heads, starts, dropout, scores }
         }
     }
 

@@ -4,7 +4,8 @@ use crate::rates::tensor;
 use crate::small;
 use device::numerics::CountedRange;
 use device::{
-    DeviceOp, Dropout, Dtype, HeadNorm, HeadNormGrads, Heads, MAXIMA, Op, Plan, Tensor, VocabShard,
+    DeviceOp, Dropout, Dtype, Gate, HeadNorm, HeadNormGrads, Heads, MAXIMA, Op, Plan, Scores,
+    Tensor, VocabShard, WidthNorm,
 };
 use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
@@ -68,6 +69,12 @@ pub(crate) fn cases() -> Vec<Case> {
         case("rotary_backward-norm", "reduction", |plan| rotary_backward(plan, true)),
         case("swiglu", many, swiglu),
         case("swiglu_backward", many, swiglu_backward),
+        case("width_norm_sums", many, |plan| width_norm(plan, 0)),
+        case("width_norm", many, |plan| width_norm(plan, 1)),
+        case("width_norm_backward_sums", many, |plan| width_norm(plan, 2)),
+        case("width_norm_backward", "reduction", |plan| width_norm(plan, 3)),
+        case("geglu", many, geglu),
+        case("geglu_backward", many, geglu_backward),
         case("gelu", many, gelu),
         case("gelu_backward", many, gelu_backward),
         case("bias_dropout_add", many, |plan| bias_dropout_add(plan, NO_DROPOUT)),
@@ -85,6 +92,7 @@ pub(crate) fn cases() -> Vec<Case> {
         case("attention_backward", "attention", |plan| attention(plan, 1, NO_DROPOUT, true)),
         case("attention-shared", "attention", |plan| attention(plan, 4, NO_DROPOUT, false)),
         case("attention_backward-shared", "attention", |plan| attention(plan, 4, NO_DROPOUT, true)),
+        case("cap_logits", many, cap_logits),
         case("row_max", many, |plan| cross_entropy(plan, 0)),
         case("cross_entropy_stats", many, |plan| cross_entropy(plan, 1)),
         case("cross_entropy_backward", many, |plan| cross_entropy(plan, 2)),
@@ -159,6 +167,7 @@ fn rms_norm(plan: &mut Plan) -> OpSets {
         y,
         stats,
         epsilon: 1e-5,
+        offset: 0.0,
     })
 }
 
@@ -174,6 +183,7 @@ fn rms_norm_backward(plan: &mut Plan) -> OpSets {
         d_x,
         add: true,
         d_gain,
+        offset: 0.0,
     })
 }
 
@@ -196,7 +206,7 @@ fn rotary(plan: &mut Plan, normed: bool) -> OpSets {
     let (.., seq_len) = sizes();
     let (tensors, heads) = rotary_tensors(seq_len);
     on_sets(plan, tensors, 4, |[qkv, table, q_gain, k_gain, raw, ..]| {
-        let norm = normed.then_some(HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 });
+        let norm = normed.then_some(HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6, offset: 0.0 });
         Op::Rotary { qkv, table, heads, starts: None, norm }
     })
 }
@@ -206,7 +216,8 @@ fn rotary_backward(plan: &mut Plan, normed: bool) -> OpSets {
     let (tensors, heads) = rotary_tensors(seq_len);
     on_sets(plan, tensors, 5, |[d_qkv, table, q_gain, k_gain, raw, d_q, d_k]| {
         let grads = HeadNormGrads { q_gain: d_q, k_gain: d_k };
-        let norm = normed.then_some((HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6 }, grads));
+        let norm =
+            normed.then_some((HeadNorm { q_gain, k_gain, raw, epsilon: 1e-6, offset: 0.0 }, grads));
         Op::RotaryBackward { d_qkv, table, heads, starts: None, norm }
     })
 }
@@ -214,13 +225,53 @@ fn rotary_backward(plan: &mut Plan, normed: bool) -> OpSets {
 fn swiglu(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let (x, y) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
-    on_sets(plan, [x, y], 1, |[x, y]| Op::SwiGlu { x, y })
+    on_sets(plan, [x, y], 1, |[x, y]| Op::SwiGlu { x, y, gate: Gate::Silu })
 }
 
 fn swiglu_backward(plan: &mut Plan) -> OpSets {
     let (rows, cols, ..) = sizes();
     let (x, d) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
-    on_sets(plan, [x, d], 2, |[x, d]| Op::SwiGluBackward { x, d })
+    on_sets(plan, [x, d], 2, |[x, d]| Op::SwiGluBackward { x, d, gate: Gate::Silu })
+}
+
+fn geglu(plan: &mut Plan) -> OpSets {
+    let (rows, cols, ..) = sizes();
+    let (x, y) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
+    on_sets(plan, [x, y], 1, |[x, y]| Op::SwiGlu { x, y, gate: Gate::Gelu })
+}
+
+fn geglu_backward(plan: &mut Plan) -> OpSets {
+    let (rows, cols, ..) = sizes();
+    let (x, d) = ((VALUE, (rows, 8 * cols)), (VALUE, (rows, 4 * cols)));
+    on_sets(plan, [x, d], 2, |[x, d]| Op::SwiGluBackward { x, d, gate: Gate::Gelu })
+}
+
+/// Passes of the norm over the width of q and k: the sums and the norm, then those of the gradient.
+fn width_norm(plan: &mut Plan, pass: usize) -> OpSets {
+    let (rows, cols, _, count, seq_len) = sizes();
+    let (dim, kv_count) = (cols / count, (count / 4).max(1));
+    let heads = Heads { count, kv_count, first: 0, total: count, seq_len };
+    let normed = (count + kv_count) * dim;
+    let (row, pair) = ((VALUE, (1, normed)), (Dtype::F32, (rows, 2)));
+    let whole = (VALUE, (rows, (count + 2 * kv_count) * dim));
+    let tensors = [whole, (VALUE, (rows, normed)), row, pair, pair, row];
+    on_sets(plan, tensors, 5, |[qkv, raw, gain, sums, dots, d_gain]| {
+        let widths = [count * dim, kv_count * dim].map(|n| n as f32);
+        let norm = WidthNorm { heads, gain, sums, widths, epsilon: 1e-5 };
+        match pass {
+            0 => Op::WidthNormSums { qkv, raw, heads, sums },
+            1 => Op::WidthNorm { qkv, raw, norm },
+            2 => Op::WidthNormBackwardSums { d_qkv: qkv, raw, norm, dots },
+            _ => Op::WidthNormBackward { d_qkv: qkv, raw, norm, dots, d_gain },
+        }
+    })
+}
+
+fn cap_logits(plan: &mut Plan) -> OpSets {
+    let (rows, _, vocab, ..) = sizes();
+    let logits = tensor(plan, VALUE, (rows, vocab));
+    let op = Op::CapLogits { logits, scale: 1.0, cap: Some(30.0) };
+    OpSets { ops: vec![op], fill: vec![logits], ..OpSets::default() }
 }
 
 fn gelu(plan: &mut Plan) -> OpSets {
@@ -237,7 +288,7 @@ fn bias_dropout_add(plan: &mut Plan, dropout: Dropout) -> OpSets {
     let (rows, cols, ..) = sizes();
     let all = (VALUE, (rows, cols));
     on_sets(plan, [all, (VALUE, (1, cols)), all, all], 3, |[x, bias, residual, y]| {
-        Op::BiasDropoutAdd { x, bias: Some(bias), residual, y, dropout }
+        Op::BiasDropoutAdd { x, bias: Some(bias), residual, y, dropout, scale: 1.0 }
     })
 }
 
@@ -267,11 +318,22 @@ fn attention(plan: &mut Plan, group: usize, dropout: Dropout, backward: bool) ->
     let all = (count + 2 * kv_count) * (cols / count);
     let (out, qkv) = ((VALUE, (rows, cols)), (VALUE, (rows, all)));
     let lse = (Dtype::F32, (rows / seq_len * count, seq_len));
+    let scores = Scores::of(cols / count);
     on_sets(plan, [qkv, out, out, lse, qkv], 4, |[qkv, out, d_out, lse, d_qkv]| {
         if backward {
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts: None, dropout }
+            Op::AttentionBackward {
+                qkv,
+                out,
+                lse,
+                d_out,
+                d_qkv,
+                heads,
+                starts: None,
+                dropout,
+                scores,
+            }
         } else {
-            Op::Attention { qkv, out, lse, heads, starts: None, dropout }
+            Op::Attention { qkv, out, lse, heads, starts: None, dropout, scores }
         }
     })
 }
@@ -288,7 +350,16 @@ fn cross_entropy(plan: &mut Plan, pass: usize) -> OpSets {
     let op = match pass {
         0 => Op::RowMax { x: logits, y, shard },
         1 => Op::CrossEntropyStats { logits, max, targets, shard, sums },
-        _ => Op::CrossEntropyBackward { logits, max, sums, targets, shard, scale, factor: 1.0 },
+        _ => Op::CrossEntropyBackward {
+            logits,
+            max,
+            sums,
+            targets,
+            shard,
+            scale,
+            factor: 1.0,
+            cap: None,
+        },
     };
     let write: Vec<(Tensor, Values)> = vec![
         (targets, Box::new(move |i| (i * 7 % vocab) as f64)),

@@ -57,6 +57,8 @@ impl Model {
         DecoderShape {
             architecture: Architecture::GPT2,
             layers: 2,
+            kinds: vec![tensor_parallel::LayerKind::PLAIN],
+            layer_kinds: vec![0; 2],
             hidden: 32,
             heads: 4,
             kv_heads: 4,
@@ -82,7 +84,8 @@ impl Model {
     }
 
     fn pass(&self, shape: &DecoderShape, dp: usize, batch: &Batch) -> PassResult {
-        let name = |ours: &str| if self.name == "gpt2" { ours.into() } else { theirs(ours) };
+        let name =
+            |ours: &str| if self.name == "gpt2" { ours.into() } else { theirs(self.name, ours) };
         let Batch { tokens, targets, starts } = batch;
         let param = &|ours: &str| self.fixture.get(&name(ours));
         pass(shape, dp, &PassInputs { tokens, targets, starts: starts.as_deref(), param })

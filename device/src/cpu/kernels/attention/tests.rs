@@ -18,14 +18,27 @@ fn grouped(samples: usize, seq_len: usize, count: usize, kv_count: usize, head_d
     (samples, head_dim, Heads { count, kv_count, first: 1, total: count + 2, seq_len })
 }
 
-/// Start of each token's document, in samples of several documents.
-type Starts<'a> = Option<&'a [i32]>;
+/// The keys that a query sees, and their scores.
+#[derive(Clone, Copy, Default)]
+struct Visibility<'a> {
+    /// Start of each token's document, in samples of several documents.
+    starts: Option<&'a [i32]>,
+    /// `None`: [`Scores::of`] the heads.
+    scores: Option<Scores>,
+}
+
+/// Samples of one document.
+const WHOLE: Visibility<'static> = Visibility { starts: None, scores: None };
+
+const fn documents(starts: &[i32]) -> Visibility<'_> {
+    Visibility { starts: Some(starts), scores: None }
+}
 
 /// out and lse by the plain formula.
 fn attention_f64(
     qkv: &[f64],
     (samples, d, heads): Size,
-    starts: Starts<'_>,
+    visible: Visibility<'_>,
     dropout: Dropout,
 ) -> (Vec<f64>, Vec<f64>) {
     let Heads { count, kv_count, first, total, seq_len: t } = heads;
@@ -37,8 +50,13 @@ fn attention_f64(
         &qkv[((b * t + token) * all + head) * d..][..d]
     };
     for (b, h, q) in (0..samples * count * t).map(|i| (i / t / count, i / t % count, i % t)) {
-        let score = |k| inner(at(b, q, 0, h), at(b, k, 1, h)) / (d as f64).sqrt();
-        let from = starts.map_or(0, |starts| starts[b * t + q] as usize);
+        let scores = visible.scores.unwrap_or_else(|| Scores::of(d));
+        let scale = visible.scores.map_or(1.0 / (d as f64).sqrt(), |s| f64::from(s.scale));
+        let cap = |s: f64| scores.cap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh());
+        let score = |k| cap(inner(at(b, q, 0, h), at(b, k, 1, h)) * scale);
+        let document = visible.starts.map_or(0, |starts| starts[b * t + q] as usize);
+        let window = scores.window.map_or(0, |window| (q + 1).saturating_sub(window));
+        let from = document.max(window);
         let sum: f64 = (from..=q).map(|k| f64::exp(score(k))).sum();
         lse[(b * count + h) * t + q] = sum.ln();
         let sample = dropout.first_row as usize / t + b;
@@ -63,7 +81,7 @@ fn run_ops(
     threads: usize,
     dtype: Dtype,
     size: Size,
-    starts: Starts<'_>,
+    visible: Visibility<'_>,
     dropout: Dropout,
     qkv: &[f64],
     d_out: &[f64],
@@ -76,9 +94,10 @@ fn run_ops(
         (rig.put(dtype, (rows, qkv_width), qkv), rig.put(dtype, (rows, width), d_out));
     let (out, d_qkv) = (rig.out(dtype, (rows, width)), rig.out(dtype, (rows, qkv_width)));
     let lse = rig.out(Dtype::F32, (samples * heads.count, heads.seq_len));
-    let starts = starts.map(|starts| rig.put_ints(starts));
-    rig.run(&Op::Attention { qkv, out, lse, heads, starts, dropout });
-    rig.run(&Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout });
+    let starts = visible.starts.map(|starts| rig.put_ints(starts));
+    let scores = visible.scores.unwrap_or_else(|| Scores::of(d));
+    rig.run(&Op::Attention { qkv, out, lse, heads, starts, dropout, scores });
+    rig.run(&Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores });
     [out, lse, d_qkv].map(|t| rig.get(t))
 }
 
@@ -97,8 +116,8 @@ fn forward_is_the_formula_in_every_type_and_shape() {
             ] {
                 let dropout = Dropout { first_row: 3 * size.2.seq_len as u64, ..dropout };
                 let (qkv, d_out) = inputs(size);
-                let [out, lse, _] = run_ops(1, dtype, size, None, dropout, &qkv, &d_out);
-                let (want, want_lse) = attention_f64(&qkv, size, None, dropout);
+                let [out, lse, _] = run_ops(1, dtype, size, WHOLE, dropout, &qkv, &d_out);
+                let (want, want_lse) = attention_f64(&qkv, size, WHOLE, dropout);
                 assert_close(&out, &want, 4e-6, ulp);
                 assert_close(&lse, &want_lse, 2e-6, 1e-6);
             }
@@ -119,8 +138,8 @@ fn gradients_are_central_differences_of_the_formula() {
             ] {
                 let dropout = Dropout { first_row: size.2.seq_len as u64, ..dropout };
                 let (qkv, d_out) = inputs(size);
-                let [_, _, got] = run_ops(1, dtype, size, None, dropout, &qkv, &d_out);
-                let loss = |qkv: &[f64]| inner(&attention_f64(qkv, size, None, dropout).0, &d_out);
+                let [_, _, got] = run_ops(1, dtype, size, WHOLE, dropout, &qkv, &d_out);
+                let loss = |qkv: &[f64]| inner(&attention_f64(qkv, size, WHOLE, dropout).0, &d_out);
                 // The stored output gives delta, so its rounding changes d_q and d_k.
                 assert_close(&got, &differences(&qkv, loss), 1e-5 + 3.0 * ulp, 2.0 * ulp);
             }
@@ -132,8 +151,8 @@ fn gradients_are_central_differences_of_the_formula() {
 fn gradients_over_several_blocks_of_queries_are_right() {
     let size = size(1, 200, 1, 4);
     let (qkv, d_out) = inputs(size);
-    let [_, _, got] = run_ops(1, Dtype::F32, size, None, DROPOUT, &qkv, &d_out);
-    let loss = |qkv: &[f64]| inner(&attention_f64(qkv, size, None, DROPOUT).0, &d_out);
+    let [_, _, got] = run_ops(1, Dtype::F32, size, WHOLE, DROPOUT, &qkv, &d_out);
+    let loss = |qkv: &[f64]| inner(&attention_f64(qkv, size, WHOLE, DROPOUT).0, &d_out);
     for i in (0..qkv.len()).step_by(97) {
         let mut near = qkv.clone();
         near[i] += 1e-5;
@@ -148,11 +167,11 @@ fn a_sample_does_not_depend_on_the_others_nor_on_threads() {
     for dropout in [NO_DROPOUT, DROPOUT] {
         let (all, one) = (size(3, 70, 2, 10), size(1, 70, 2, 10));
         let (qkv, d_out) = inputs(all);
-        let whole = run_ops(1, Dtype::Bf16, all, None, dropout, &qkv, &d_out);
-        assert_eq!(whole, run_ops(3, Dtype::Bf16, all, None, dropout, &qkv, &d_out));
+        let whole = run_ops(1, Dtype::Bf16, all, WHOLE, dropout, &qkv, &d_out);
+        assert_eq!(whole, run_ops(3, Dtype::Bf16, all, WHOLE, dropout, &qkv, &d_out));
         let dropout = Dropout { first_row: 70, ..dropout };
         let (qkv, d_out) = (&qkv[70 * 60..140 * 60], &d_out[70 * 20..140 * 20]);
-        let part = run_ops(1, Dtype::Bf16, one, None, dropout, qkv, d_out);
+        let part = run_ops(1, Dtype::Bf16, one, WHOLE, dropout, qkv, d_out);
         assert_eq!(part[0], whole[0][70 * 20..140 * 20]);
         assert_eq!(part[1], whole[1][140..280]);
         assert_eq!(part[2], whole[2][70 * 60..140 * 60]);
@@ -163,14 +182,14 @@ fn a_sample_does_not_depend_on_the_others_nor_on_threads() {
 fn heads_on_other_ranks_drop_what_they_would_drop_on_one() {
     let (both, d) = (size(2, 33, 2, 4), 4);
     let (qkv, d_out) = inputs(both);
-    let whole = run_ops(1, Dtype::F32, both, None, DROPOUT, &qkv, &d_out)[0].clone();
+    let whole = run_ops(1, Dtype::F32, both, WHOLE, DROPOUT, &qkv, &d_out)[0].clone();
     for head in 0..2 {
         let of_head = |x: &Vec<f64>| -> Vec<f64> {
             x.chunks(2 * d).flat_map(|row| row[head * d..][..d].to_vec()).collect()
         };
         let one = (2, d, Heads { count: 1, kv_count: 1, first: 1 + head, ..both.2 });
         let [out, ..] =
-            run_ops(1, Dtype::F32, one, None, DROPOUT, &of_head(&qkv), &of_head(&d_out));
+            run_ops(1, Dtype::F32, one, WHOLE, DROPOUT, &of_head(&qkv), &of_head(&d_out));
         assert_eq!(out, of_head(&whole));
     }
 }
@@ -194,9 +213,9 @@ fn documents_of_a_sample_are_the_formula_forward_and_backward() {
         {
             let dropout = Dropout { first_row: 2 * size.2.seq_len as u64, ..dropout };
             let (qkv, d_out) = inputs(size);
-            let packed = (size, Some(&*starts));
-            let [out, lse, got] = run_ops(1, dtype, packed.0, packed.1, dropout, &qkv, &d_out);
-            let formula = |qkv: &[f64]| attention_f64(qkv, size, Some(&starts), dropout);
+            let visible = documents(&starts);
+            let [out, lse, got] = run_ops(1, dtype, size, visible, dropout, &qkv, &d_out);
+            let formula = |qkv: &[f64]| attention_f64(qkv, size, visible, dropout);
             let (want, want_lse) = formula(&qkv);
             assert_close(&out, &want, 4e-6, ulp);
             assert_close(&lse, &want_lse, 2e-6, 1e-6);
@@ -212,7 +231,7 @@ fn a_document_changes_no_bit_of_another() {
     let starts = starts(200, &[50, 3, 90, 57]);
     let (qkv, d_out) = inputs(size);
     let run = |qkv: &[f64], d_out: &[f64]| {
-        run_ops(1, Dtype::F32, size, Some(&starts), DROPOUT, qkv, d_out)
+        run_ops(1, Dtype::F32, size, documents(&starts), DROPOUT, qkv, d_out)
     };
     let whole = run(&qkv, &d_out);
     // The third document, rows 53 to 142, is changed.
@@ -226,4 +245,95 @@ fn a_document_changes_no_bit_of_another() {
         assert_eq!(whole[part][143 * row..], changed[part][143 * row..]);
         assert_ne!(whole[part][53 * row..143 * row], changed[part][53 * row..143 * row]);
     }
+}
+
+/// Scores of heads of `dim` elements with another scale than usual, which a cap of 1 bends.
+fn scores(dim: usize, cap: Option<f32>, window: Option<usize>) -> Scores {
+    Scores { scale: 1.5 * Scores::of(dim).scale, cap, window }
+}
+
+/// Sizes with windows of one key, of less than a block of queries, over several blocks, and longer
+/// than the sample.
+fn windows() -> Vec<(Size, usize)> {
+    vec![
+        (size(2, 7, 2, 5), 1),
+        (size(2, 7, 2, 5), 3),
+        (size(2, 7, 2, 5), 7),
+        (grouped(2, 5, 6, 2, 2), 100),
+        (size(1, 67, 1, 3), 20),
+        (grouped(1, 70, 3, 1, 2), 33),
+        (size(1, 99, 1, 2), 64),
+    ]
+}
+
+#[test]
+fn windows_and_caps_are_the_formula_forward_and_backward() {
+    for (dtype, ulp) in TYPES {
+        for (size, window) in windows() {
+            for (cap, dropout) in [(None, DROPOUT), (Some(1.0), NO_DROPOUT), (Some(50.0), DROPOUT)]
+            {
+                let visible = Visibility {
+                    scores: Some(scores(size.1, cap, Some(window))),
+                    ..Visibility::default()
+                };
+                let (qkv, d_out) = inputs(size);
+                let [out, lse, got] = run_ops(1, dtype, size, visible, dropout, &qkv, &d_out);
+                let formula = |qkv: &[f64]| attention_f64(qkv, size, visible, dropout);
+                let (want, want_lse) = formula(&qkv);
+                assert_close(&out, &want, 4e-6, ulp);
+                assert_close(&lse, &want_lse, 2e-6, 1e-6);
+                let loss = |qkv: &[f64]| inner(&formula(qkv).0, &d_out);
+                // The scale is 1.5 times as large as elsewhere, and so is the rounding of out.
+                assert_close(&got, &differences(&qkv, loss), 1e-5 + 5.0 * ulp, 2.0 * ulp);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_window_ends_at_the_start_of_a_document() {
+    for (size, starts) in packed() {
+        for window in [2, 5, 34] {
+            let scores = Some(scores(size.1, Some(2.0), Some(window)));
+            let visible = Visibility { starts: Some(&starts), scores };
+            let (qkv, d_out) = inputs(size);
+            let [out, lse, got] = run_ops(1, Dtype::F32, size, visible, DROPOUT, &qkv, &d_out);
+            let formula = |qkv: &[f64]| attention_f64(qkv, size, visible, DROPOUT);
+            let (want, want_lse) = formula(&qkv);
+            assert_close(&out, &want, 4e-6, 1e-7);
+            assert_close(&lse, &want_lse, 2e-6, 1e-6);
+            let loss = |qkv: &[f64]| inner(&formula(qkv).0, &d_out);
+            assert_close(&got, &differences(&qkv, loss), 1e-5, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn a_window_of_the_whole_sample_changes_no_bit() {
+    for window in [70, 71, 1000] {
+        let (size, dropout) = (size(2, 70, 2, 10), DROPOUT);
+        let (qkv, d_out) = inputs(size);
+        let wide = Scores { window: Some(window), ..Scores::of(10) };
+        let visible = Visibility { scores: Some(wide), ..Visibility::default() };
+        let want = run_ops(1, Dtype::Bf16, size, WHOLE, dropout, &qkv, &d_out);
+        assert_eq!(run_ops(1, Dtype::Bf16, size, visible, dropout, &qkv, &d_out), want);
+    }
+}
+
+#[test]
+fn a_key_before_the_window_changes_no_bit() {
+    let (size, window) = (grouped(1, 200, 4, 2, 6), 50);
+    let visible =
+        Visibility { scores: Some(scores(6, Some(3.0), Some(window))), ..Visibility::default() };
+    let (qkv, d_out) = inputs(size);
+    let whole = run_ops(1, Dtype::F32, size, visible, DROPOUT, &qkv, &d_out);
+    let mut other = qkv.clone();
+    let (all, width) = (8 * 6, 4 * 6);
+    // Token 98 is the last that sees token 49, which is changed.
+    other[49 * all..50 * all].iter_mut().for_each(|x| *x = 9.0 - *x);
+    let changed = run_ops(1, Dtype::F32, size, visible, DROPOUT, &other, &d_out);
+    assert_eq!(whole[0][..49 * width], changed[0][..49 * width]);
+    assert_eq!(whole[0][99 * width..], changed[0][99 * width..]);
+    assert_ne!(whole[0][98 * width..99 * width], changed[0][98 * width..99 * width]);
+    assert_eq!(whole[2][99 * all..], changed[2][99 * all..]);
 }

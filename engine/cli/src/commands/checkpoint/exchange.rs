@@ -126,7 +126,17 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
     folder.check_model(&config.model, &built.decoder)?;
     let tokenizer = data::tokenizer(config)?;
     let opened = data::open(config, tokenizer.as_ref(), ReadOptions::default())?;
-    let model_files = data::fitting(model_files, &args.folder, config, tokenizer.as_ref());
+    let mut model_files = data::fitting(model_files, &args.folder, config, tokenizer.as_ref());
+    if model_files.get("config.json").is_some()
+        && let Some(untrained) = folder.untrained(&TerminalProgress)?
+    {
+        say(&format!(
+            "note: {}: the run does not train {}; an export copies them from there",
+            PathText(&args.folder),
+            untrained.summary()
+        ));
+        model_files.add_untrained(untrained.encode());
+    }
     let new = NewRun::create(&args.out, config, tokenizer.as_ref(), model_files, 1)?;
     let stage = Stage::begin("writing the checkpoint", 0);
     let sealed = import(&folder, config, &built, &opened, new.folder())?;

@@ -77,8 +77,9 @@ pub(super) fn text() -> String {
     }
     let train = ["train", "one.ron", "--run-dir", "gpus", "--set", "device=Cuda"];
     for (situation, variables) in [
-        ("a kernel fails on a GPU", ("FAKECUDA_FAIL", "launch:60@0")),
+        // First, since a GPU that has passed its proof is not proven again.
         ("a GPU computes other numbers than the CPU", ("FAKECUDA_WRONG", "gemm")),
+        ("a kernel fails on a GPU", ("FAKECUDA_FAIL", "launch:60@0")),
         ("a GPU has too little memory", ("FAKECUDA_MEMORY", "150000")),
         ("there is no GPU to train on", ("FAKECUDA_DEVICES", "0")),
     ] {

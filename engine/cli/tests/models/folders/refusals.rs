@@ -268,7 +268,7 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
             "experts",
             78,
             kind("qwen3_moe", json!({ "num_experts": 128 })),
-            "it is a mixture of experts, and onebox has none",
+            "it has a mixture of experts, which onebox lacks",
         ),
         ("experts by name", 78, kind("mixtral", json!({})), "a mixture of experts"),
         (
@@ -280,14 +280,14 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
         (
             "images",
             78,
-            kind("mistral3", json!({ "text_config": { "model_type": "mistral" } })),
+            kind("llava", json!({ "text_config": { "model_type": "mistral" } })),
             "save its text model, a mistral, in a folder",
         ),
         (
             "images around no text model",
             78,
-            kind("gemma3", json!({ "text_config": { "model_type": "gemma3_text" } })),
-            "it reads more than text",
+            kind("gemma4", json!({ "text_config": { "model_type": "gemma4_text" } })),
+            "norms of values",
         ),
         ("encoder", 78, kind("t5", json!({ "is_encoder_decoder": true })), "it has an encoder"),
         (
@@ -305,8 +305,8 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
         (
             "another",
             78,
-            kind("gemma2", json!({})),
-            "gpt2, llama, mistral, qwen2, qwen3 are built here",
+            kind("cohere2", json!({})),
+            "granite, seed_oss, gemma3, mistral3 are built here",
         ),
         (
             "codes",
@@ -317,8 +317,8 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
         (
             "positions",
             78,
-            json!({ "rope_scaling": { "rope_type": "yarn" } }),
-            "`rope_type` is \"yarn\"",
+            json!({ "rope_scaling": { "rope_type": "dynamic" } }),
+            "`rope_type` is \"dynamic\"",
         ),
         ("weights", 66, json!({}), "`pytorch_model.bin` is a pickle"),
         ("adapter", 66, json!({}), "merge_and_unload()"),

@@ -2,6 +2,7 @@
 
 use crate::sim::hardware::{AttentionKernels, Gpu};
 use crate::sim::program::{Work, WorkKind};
+use device::Scores;
 
 /// Queries per tile of the attention kernels, and keys per tile.
 const ATTENTION_TILE: f64 = 64.0;
@@ -75,8 +76,10 @@ pub(super) fn seconds(gpu: &Gpu, work: &Work) -> f64 {
 }
 
 fn cudnn(gpu: &Gpu, work: &Work) -> f64 {
-    let WorkKind::Attention { seq_len, head_dim, backward, .. } = work.kind else { return 0.0 };
-    let share = CUDNN_SHARES[usize::from(backward)] / short(seq_len, CUDNN_SHORT);
+    let WorkKind::Attention { seq_len, window, head_dim, backward, .. } = work.kind else {
+        return 0.0;
+    };
+    let share = CUDNN_SHARES[usize::from(backward)] / short(seq_len, window, CUDNN_SHORT);
     let heads = if head_dim <= 64 { NARROW_HEADS / padded(head_dim) } else { 1.0 };
     work.flops / (gpu.flops_16 * share * heads)
 }
@@ -84,9 +87,11 @@ fn cudnn(gpu: &Gpu, work: &Work) -> f64 {
 /// Seconds of this project's attention kernels. They use tensor cores for 16 bits and heads of up
 /// to 128 columns if the GPU has them, otherwise fp32 (`launch/attention.rs`).
 fn own(gpu: &Gpu, work: &Work) -> f64 {
-    let WorkKind::Attention { scores, seq_len, head_dim, backward } = work.kind else { return 0.0 };
+    let WorkKind::Attention { scores, seq_len, window, head_dim, backward } = work.kind else {
+        return 0.0;
+    };
     let pass = usize::from(backward);
-    let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len) * padded(head_dim);
+    let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len, window) * padded(head_dim);
     let cost = match gpu.sm {
         _ if work.wide || head_dim > 128 => None,
         80.. => Some(&AMPERE[pass]),
@@ -101,7 +106,7 @@ fn own(gpu: &Gpu, work: &Work) -> f64 {
     let product = (PRODUCT * processors * clock / gpu.flops_16).max(least_product(gpu.sm));
     let greatest = product.max(shared).max(issue).max(latency);
     let all = product + shared + issue + latency;
-    let clocks = (greatest + OVERLAP * (all - greatest)) * short(seq_len, SHORT[pass]);
+    let clocks = (greatest + OVERLAP * (all - greatest)) * short(seq_len, window, SHORT[pass]);
     let rows = if gpu.sm >= 80 && !backward { 2.0 * ATTENTION_TILE } else { ATTENTION_TILE };
     let heads = scores as f64 / (seq_len * seq_len) as f64;
     let blocks = heads * (seq_len as f64 / rows).ceil();
@@ -112,15 +117,32 @@ const fn least_product(sm: u32) -> f64 {
     if sm >= 90 && sm < 120 { HOPPER_PRODUCT } else { 0.0 }
 }
 
-/// Time of samples of `seq_len` tokens relative to that of very long ones, for the same work.
-fn short(seq_len: usize, tokens: f64) -> f64 {
-    (seq_len as f64 + tokens) / seq_len as f64
+/// Time of samples of `seq_len` tokens relative to that of very long ones, for the same work. A block of
+/// queries that sees only a window starts and ends for as few keys as in a shorter sample.
+fn short(seq_len: usize, window: Option<usize>, tokens: f64) -> f64 {
+    let length = 2.0 * pairs(seq_len, window) / seq_len as f64;
+    (length + tokens) / length
 }
 
-/// The ratio of whole tiles up to the diagonal to the counted half square.
-fn tiled(seq_len: usize) -> f64 {
-    let (tokens, tiles) = (seq_len as f64, (seq_len as f64 / ATTENTION_TILE).ceil());
-    ATTENTION_TILE * ATTENTION_TILE * tiles * (tiles + 1.0) / (tokens * tokens)
+/// The counted pairs of a query and a key: the pairs in the window or, without a window, half of the
+/// square.
+fn pairs(seq_len: usize, window: Option<usize>) -> f64 {
+    Scores { scale: 1.0, cap: None, window }.pairs(seq_len)
+}
+
+/// The ratio of the pairs in whole tiles, from the window's first tile to the diagonal, to the counted
+/// pairs.
+fn tiled(seq_len: usize, window: Option<usize>) -> f64 {
+    let tiles = (seq_len as f64 / ATTENTION_TILE).ceil();
+    let whole = match window {
+        None => tiles * (tiles + 1.0) / 2.0,
+        Some(window) => {
+            // The tiles before the diagonal's that the first query of a tile sees.
+            let before = ((window as f64 - 1.0) / ATTENTION_TILE).ceil().min(tiles - 1.0);
+            before * (before + 1.0) / 2.0 + (tiles - before) * (before + 1.0)
+        }
+    };
+    ATTENTION_TILE * ATTENTION_TILE * whole / pairs(seq_len, window)
 }
 
 /// Columns of the kernel relative to those of the head: kernels exist for heads of 64, 128 and 256.
@@ -135,9 +157,30 @@ mod tests {
     #[test]
     fn attention_executes_whole_tiles_and_padded_heads() {
         // 16 tiles per side: 136 of 256 tiles for the half square.
-        assert!((tiled(1024) - 136.0 / 128.0).abs() < 1e-12);
+        assert!((tiled(1024, None) - 136.0 / 128.0).abs() < 1e-12);
         // One tile for a quarter of a tile.
-        assert!((tiled(32) - 8.0).abs() < 1e-12);
+        assert!((tiled(32, None) - 8.0).abs() < 1e-12);
         assert_eq!([32, 64, 96, 128, 160].map(padded), [2.0, 1.0, 128.0 / 96.0, 1.0, 1.6]);
+    }
+
+    #[test]
+    fn attention_in_a_window_executes_the_tiles_of_the_window() {
+        // With 65 keys, the first query of a tile sees the whole tile before: 31 tiles in 16 rows of tiles.
+        let pairs = 65.0 * 66.0 / 2.0 + (1024.0 - 65.0) * 65.0;
+        assert!((tiled(1024, Some(65)) - 31.0 * 4096.0 / pairs).abs() < 1e-12);
+        // With one key, the tiles on the diagonal.
+        assert!((tiled(1024, Some(1)) - 16.0 * 4096.0 / 1024.0).abs() < 1e-12);
+        // With all but one key, all tiles up to the diagonal.
+        let pairs = 1024.0 * 1025.0 / 2.0 - 1.0;
+        assert!((tiled(1024, Some(1023)) - 136.0 * 4096.0 / pairs).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_window_is_as_slow_as_samples_with_as_few_keys() {
+        // A query sees half of 1024 keys in the mean.
+        assert!((short(1024, None, 460.0) - 1484.0 / 1024.0).abs() < 1e-12);
+        // In a very long sample a query sees its whole window, as in samples of twice the window.
+        let long = short(1 << 24, Some(512), 460.0);
+        assert!((long - short(1024, None, 460.0)).abs() < 1e-3, "{long}");
     }
 }

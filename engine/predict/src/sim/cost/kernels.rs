@@ -104,9 +104,13 @@ const fn lanes(sm: u32) -> f64 {
 /// Seconds of arithmetic, and bytes, of attention in several kernels, which move whole squares of
 /// scores through memory.
 fn batched_attention(gpu: &Gpu, work: &Work, rate: f64) -> (f64, f64) {
-    let WorkKind::Attention { scores, backward, .. } = work.kind else { return (0.0, 0.0) };
+    let WorkKind::Attention { scores, head_dim, backward, .. } = work.kind else {
+        return (0.0, 0.0);
+    };
     let bytes = work.bytes as f64 * (1.0 + gpu.head_copies_2020(backward));
+    // The whole square counts, not only the part that each token sees.
+    let products = if backward { 5.0 } else { 2.0 };
+    let flops = 2.0 * products * scores as f64 * head_dim as f64;
     let scores = scores as f64 * width(work) * gpu.score_passes_2020(backward);
-    // The whole square counts, not only the part before each token.
-    (2.0 * work.flops / (rate * BATCHED_SHARE), bytes + scores)
+    (flops / (rate * BATCHED_SHARE), bytes + scores)
 }

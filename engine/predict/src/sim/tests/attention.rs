@@ -2,13 +2,14 @@
 
 use super::{near, pair, rank_of, record};
 use crate::sim::{Hardware, simulate};
-use device::{Arena, Dtype, Lane, Op, Plan};
+use device::{Arena, Dtype, Lane, Op, Plan, Scores};
 use std::sync::Arc;
 
 /// Seconds of attention forward and backward: 1024 tokens, and 16 query heads of 128 columns.
 fn seconds_of_attention(
     dtype: Dtype,
     kv_count: usize,
+    window: Option<usize>,
     set: impl FnOnce(&mut Hardware),
 ) -> [f64; 2] {
     let (tokens, count, dim) = (1024, 16, 128);
@@ -22,12 +23,25 @@ fn seconds_of_attention(
     let d_qkv = plan.tensor(on_device, "d_qkv", dtype, all);
     let heads = device::Heads { count, kv_count, first: 0, total: count, seq_len: tokens };
     let dropout = device::Dropout { p: 0.0, key: 0, first_row: 0 };
+    let scores = Scores { window, ..Scores::of(dim) };
     let program = record(rank_of(1, 1), &Arc::new(plan), |d| {
         [qkv, d_out].into_iter().try_for_each(|t| d.write(t, &|_| 0.0))?;
         d.begin_step(1);
-        d.submit(Lane::Compute, Op::Attention { qkv, out, lse, heads, starts: None, dropout });
-        let backward =
-            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts: None, dropout };
+        d.submit(
+            Lane::Compute,
+            Op::Attention { qkv, out, lse, heads, starts: None, dropout, scores },
+        );
+        let backward = Op::AttentionBackward {
+            qkv,
+            out,
+            lse,
+            d_out,
+            d_qkv,
+            heads,
+            starts: None,
+            dropout,
+            scores,
+        };
         d.submit(Lane::Compute, backward);
         d.sync_all()
     });
@@ -68,12 +82,12 @@ fn attention_costs_what_its_kernel_executes() {
     .into_iter()
     .flat_map(|case| [(case, 16), (case, 2)])
     {
-        let got = seconds_of_attention(dtype, kv_count, |h| h.gpu.sm = sm);
+        let got = seconds_of_attention(dtype, kv_count, None, |h| h.gpu.sm = sm);
         got.into_iter().zip(want).for_each(|(got, want)| near(got, want));
     }
     // Blocks of 128 queries of one head: 8, on 80 multiprocessors or on 8.
     let few = |processors| {
-        seconds_of_attention(Dtype::F16, 16, |h| {
+        seconds_of_attention(Dtype::F16, 16, None, |h| {
             h.gpu.processors = processors;
             h.gpu.flops_32 = 10e12 / 80.0 * processors as f64;
             h.gpu.flops_16 = 100e12 / 80.0 * processors as f64;
@@ -84,9 +98,35 @@ fn attention_costs_what_its_kernel_executes() {
 }
 
 #[test]
+fn attention_in_a_window_costs_the_tiles_of_the_window() {
+    // 31 of 136 tiles: that of a query and the one before.
+    for sm in [75, 80, 70] {
+        let of = |window| {
+            seconds_of_attention(Dtype::F16, 16, window, |h| {
+                // Memory takes no time.
+                (h.gpu.sm, h.gpu.memory) = (sm, 1e18);
+            })
+        };
+        let (whole, narrow, wide) = (of(None), of(Some(65)), of(Some(1024)));
+        assert_eq!(whole, wide);
+        // Blocks with fewer keys start and end as often, except in the kernels without tensor cores.
+        let pairs = 65.0 * 66.0 / 2.0 + (1024.0 - 65.0) * 65.0;
+        let length = 2.0 * pairs / 1024.0;
+        for (pass, launches) in [2e-6, 6e-6].into_iter().enumerate() {
+            let short = [460.0, 200.0][pass];
+            let slower = match sm {
+                75 => 1.0,
+                _ => (1.0 + short / length) / (1.0 + short / 1024.0),
+            };
+            near(narrow[pass] - launches, (whole[pass] - launches) * slower * 31.0 / 136.0);
+        }
+    }
+}
+
+#[test]
 fn shared_heads_of_keys_and_values_are_read_and_written_once() {
     for kv_count in [16, 2] {
-        let got = seconds_of_attention(Dtype::F16, kv_count, |h| h.gpu.memory = 1e9);
+        let got = seconds_of_attention(Dtype::F16, kv_count, None, |h| h.gpu.memory = 1e9);
         let (out, lse) = ((1024 * 16 * 128 * 2) as f64, (1024 * 16 * 4) as f64);
         let qkv = out * (16 + 2 * kv_count) as f64 / 16.0;
         let bytes = [qkv + out + lse, 2.0 * qkv + 2.0 * out + lse];

@@ -3,7 +3,7 @@
 use super::kernels_of;
 use crate::rig::{Rig, VALUES, nvrtc_or_skip, take_ran};
 use crate::{DROPOUT, NO_DROPOUT};
-use device::{Dtype, Heads, Op};
+use device::{Dtype, Heads, Op, Scores};
 
 /// Runs attention and its gradients for heads of `dim`; the kernels with this ending must run.
 fn attention(sm: u32, dim: usize, types: &[Dtype], prefix: &str, bound: f64) {
@@ -20,11 +20,13 @@ fn attention(sm: u32, dim: usize, types: &[Dtype], prefix: &str, bound: f64) {
         let lse = rig.out(Dtype::F32, (heads.count, heads.seq_len));
         let starts = (i > 0).then(|| rig.put_starts(heads.seq_len, &[10, 57, 3], 0..rows));
         let dropout = if i > 1 { DROPOUT } else { NO_DROPOUT };
+        let scores = Scores::of(dim);
         let mut pair = rig.open();
         // The cpu backend does not round weights of tensor cores more than other weights.
         let rounded = if prefix == "attention_" && sm < 80 { 1e-6 } else { 1.0 / 128.0 };
-        pair.check(&Op::Attention { qkv, out, lse, heads, starts, dropout }, rounded, 1.0);
-        let op = Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout };
+        pair.check(&Op::Attention { qkv, out, lse, heads, starts, dropout, scores }, rounded, 1.0);
+        let op =
+            Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores };
         pair.check(&op, 8.0 * rounded, 2.0);
     }
     let ran = take_ran();
@@ -82,7 +84,8 @@ fn attention_to_what_is_kept_and_the_last_columns() {
             let out = rig.out(dtype, (1, count * dim));
             let last = rig.out(dtype, (n, kv_count * dim));
             let mut pair = rig.open();
-            pair.check(&Op::CachedAttention { q, cache, out, heads }, 2e-6, 1.0);
+            let scores = Scores::of(dim);
+            pair.check(&Op::CachedAttention { q, cache, out, heads, scores }, 2e-6, 1.0);
             pair.launched(&Op::LastColumns { x: cache, y: last }, last);
         }
     }

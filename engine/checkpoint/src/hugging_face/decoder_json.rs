@@ -1,0 +1,516 @@
+//! Keys of a `config.json` for each class of decoders with RMSNorm.
+
+use config::layer_pattern::{UNROTATED, WINDOWED};
+use config::transformers::{ModelClass, WINDOW};
+use config::{ModelConfig, RopeConfig, RopeScaling};
+use layout::build::decimal;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// Classes for models without a folder, in the order in which they are tried.
+pub(super) const CLASSES: [ModelClass; 12] = [
+    ModelClass::Llama,
+    ModelClass::Qwen2,
+    ModelClass::Qwen3,
+    // The same mathematics as a Llama's; in version 5 a Llama's heads always have size hidden / heads.
+    ModelClass::Mistral,
+    ModelClass::SeedOss,
+    ModelClass::Gemma3,
+    ModelClass::Gemma2,
+    ModelClass::Olmo2,
+    ModelClass::Olmo3,
+    ModelClass::SmolLm3,
+    ModelClass::Granite,
+    ModelClass::Phi3,
+];
+
+/// Whether a class takes the size of the model's heads.
+pub(super) const fn takes_heads(class: ModelClass, m: &ModelConfig) -> bool {
+    m.head_dim * m.heads == m.hidden || !matches!(class, ModelClass::Llama | ModelClass::Qwen2)
+}
+
+/// Keys of the kinds of layers.
+const LAYER_KEYS: [&str; 9] = [
+    "sliding_window",
+    "sliding_window_pattern",
+    "_sliding_window_pattern",
+    "sliding_window_size",
+    "layer_types",
+    "use_sliding_window",
+    "max_window_layers",
+    "no_rope_layers",
+    "no_rope_layer_interval",
+];
+
+/// Keys of rotary positions.
+const ROPE_KEYS: [&str; 6] = [
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "rope_local_base_freq",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+];
+
+/// The keys of a model of the class `class`. `came`: the keys of the folder that it came from, if
+/// that has this class; its kinds of layers, positions and dropout are kept.
+pub(super) fn decoder_keys(
+    m: &ModelConfig,
+    class: ModelClass,
+    dtype: &str,
+    came: Option<&BTreeMap<String, Value>>,
+) -> Value {
+    let mut all = json!({
+        "architectures": [class.names()[0]],
+        // onebox has no dropout of attention weights alone.
+        "attention_dropout": 0.0,
+        "bos_token_id": null,
+        "dtype": dtype,
+        "eos_token_id": null,
+        "head_dim": m.head_dim,
+        "hidden_size": m.hidden,
+        "initializer_range": decimal(m.init_std),
+        "intermediate_size": m.ffn_hidden,
+        "max_position_embeddings": m.seq_len,
+        "model_type": class.model_type(),
+        "num_attention_heads": m.heads,
+        "num_hidden_layers": m.layers,
+        "num_key_value_heads": m.kv_heads,
+        "rms_norm_eps": decimal(m.norm_eps),
+        "tie_word_embeddings": m.tied,
+        "use_cache": true,
+        "vocab_size": m.vocab,
+    });
+    part_keys(&mut all, m, class);
+    let is_old = matches!(
+        class,
+        ModelClass::Llama | ModelClass::Mistral | ModelClass::Qwen2 | ModelClass::Qwen3
+    );
+    if !is_old {
+        // Tokens that these classes have by default may be outside of the vocabulary.
+        all["pad_token_id"] = json!(null);
+    }
+    match came {
+        Some(came) => {
+            keep(&mut all, came, &LAYER_KEYS);
+            if class == ModelClass::Mistral && !came.contains_key("sliding_window") {
+                all["sliding_window"] = json!(WINDOW);
+            }
+            keep(&mut all, came, &["max_position_embeddings", "residual_dropout"]);
+            if matches!(class, ModelClass::Granite | ModelClass::SeedOss) {
+                keep(&mut all, came, &["attention_dropout"]);
+            }
+        }
+        None => layer_keys(&mut all, m, class),
+    }
+    match came.filter(|_| !is_old) {
+        Some(came) => keep(&mut all, came, &ROPE_KEYS),
+        None => rope_keys(&mut all, m, class),
+    }
+    all
+}
+
+/// Copies the `keys` that the original file has.
+fn keep(all: &mut Value, came: &BTreeMap<String, Value>, keys: &[&str]) {
+    for key in keys {
+        if let Some(value) = came.get(*key) {
+            all[*key] = value.clone();
+        }
+    }
+}
+
+/// Keys of activations, biases and factors.
+fn part_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
+    match class.is_gemma() {
+        true => all["hidden_activation"] = json!("gelu_pytorch_tanh"),
+        false => all["hidden_act"] = json!("silu"),
+    }
+    match class {
+        ModelClass::Gpt2
+        | ModelClass::Mistral
+        | ModelClass::Ministral3
+        | ModelClass::Qwen2
+        | ModelClass::Phi3 => {}
+        ModelClass::SeedOss => {
+            all["attention_bias"] = json!(m.qkv_bias);
+            all["attention_out_bias"] = json!(m.proj_bias);
+            all["residual_dropout"] = json!(0.0);
+            all["mlp_bias"] = json!(false);
+        }
+        ModelClass::Llama
+        | ModelClass::Qwen3
+        | ModelClass::Gemma2
+        | ModelClass::Gemma3
+        | ModelClass::Olmo2
+        | ModelClass::Olmo3
+        | ModelClass::SmolLm3
+        | ModelClass::Granite => all["attention_bias"] = json!(m.proj_bias),
+    }
+    let usual_heads = m.head_dim * m.heads == m.hidden;
+    match class {
+        ModelClass::Gemma2 | ModelClass::Gemma3 => {
+            // A whole number in these classes.
+            let scale = m.attention_scale.map_or(m.head_dim as f64, |scale| {
+                (f64::from(scale) * f64::from(scale)).recip().round()
+            });
+            all["query_pre_attn_scalar"] = json!(scale as u64);
+            all["attn_logit_softcapping"] = json!(m.score_cap.map(decimal));
+            all["final_logit_softcapping"] = json!(m.logit_cap.map(decimal));
+        }
+        ModelClass::Granite => {
+            let usual = (m.head_dim as f64).sqrt().recip();
+            all["attention_multiplier"] = json!(m.attention_scale.map_or(usual, decimal));
+            all["embedding_multiplier"] = json!(decimal(m.embedding_scale));
+            all["residual_multiplier"] = json!(decimal(m.residual_scale));
+            all["logits_scaling"] = json!(reciprocal(m.logit_scale));
+            all["mlp_bias"] = json!(false);
+        }
+        ModelClass::Phi3 => {
+            all["embd_pdrop"] = json!(0.0);
+            all["resid_pdrop"] = json!(0.0);
+        }
+        ModelClass::SmolLm3 => all["mlp_bias"] = json!(false),
+        _ => {}
+    }
+    let without_key = matches!(
+        class,
+        ModelClass::Olmo2
+            | ModelClass::Olmo3
+            | ModelClass::SmolLm3
+            | ModelClass::Granite
+            | ModelClass::Phi3
+    );
+    if without_key
+        && usual_heads
+        && let Some(all) = all.as_object_mut()
+    {
+        all.remove("head_dim");
+    }
+}
+
+/// The number that the class of Granite divides by; a short one if it gives the same factor.
+fn reciprocal(scale: f32) -> f64 {
+    let exact = decimal(scale).recip();
+    let short = decimal(exact as f32);
+    if short.recip() as f32 == scale { short } else { exact }
+}
+
+/// Keys of the kinds of layers of a model without a folder.
+fn layer_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
+    let types = || {
+        let kind = |letter| match letter {
+            WINDOWED => "sliding_attention",
+            _ => "full_attention",
+        };
+        json!(m.layer_letters().map(kind).collect::<Vec<_>>())
+    };
+    match class {
+        // The default window of the class may be shorter than a sample.
+        ModelClass::Mistral | ModelClass::Ministral3 | ModelClass::Phi3 => {
+            all["sliding_window"] = json!(m.window);
+        }
+        ModelClass::Qwen2 | ModelClass::Qwen3 => {
+            if let Some(window) = m.window {
+                let full = m.layer_letters().take_while(|letter| *letter != WINDOWED).count();
+                all["use_sliding_window"] = json!(true);
+                all["sliding_window"] = json!(window);
+                all["max_window_layers"] = json!(full);
+                all["layer_types"] = types();
+            }
+        }
+        ModelClass::Gemma2 | ModelClass::Gemma3 | ModelClass::Olmo3 => {
+            all["sliding_window"] = json!(m.window.unwrap_or(WINDOW));
+            all["layer_types"] = types();
+        }
+        ModelClass::SmolLm3 => {
+            let rotates: Vec<u8> =
+                m.layer_letters().map(|letter| u8::from(letter != UNROTATED)).collect();
+            all["no_rope_layers"] = json!(rotates);
+            all["layer_types"] = types();
+            all["use_sliding_window"] = json!(false);
+            all["sliding_window"] = json!(null);
+        }
+        ModelClass::Gpt2
+        | ModelClass::Llama
+        | ModelClass::Olmo2
+        | ModelClass::Granite
+        | ModelClass::SeedOss => {}
+    }
+}
+
+/// Keys of rotary positions. Version 4 of transformers reads `rope_theta` and `rope_scaling`, version
+/// 5 `rope_parameters`.
+fn rope_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
+    let theta = json!(decimal(m.rope.theta));
+    let mut scaling = scaling_keys(&m.rope);
+    let old = match m.rope.scaling {
+        RopeScaling::None => json!(null),
+        _ => Value::Object(scaling.clone()),
+    };
+    if matches!(class, ModelClass::Gemma3 | ModelClass::Olmo3) {
+        scaling.insert("rope_theta".into(), theta.clone());
+        let local = json!(decimal(m.window_rope.theta));
+        let mut windowed = scaling_keys(&m.window_rope);
+        windowed.insert("rope_theta".into(), local.clone());
+        all["rope_parameters"] =
+            json!({ "full_attention": scaling, "sliding_attention": windowed });
+        // Version 4 has another base of windowed layers for Gemma 3 alone.
+        let is_gemma = class == ModelClass::Gemma3;
+        if m.window_rope.scaling == RopeScaling::None && (is_gemma || local == theta) {
+            all["rope_theta"] = theta;
+            all["rope_scaling"] = old;
+            if is_gemma {
+                all["rope_local_base_freq"] = local;
+            }
+        }
+        return;
+    }
+    if m.rope.rotated_share < 1.0 {
+        let share = json!(decimal(m.rope.rotated_share));
+        all["partial_rotary_factor"] = share.clone();
+        scaling.insert("partial_rotary_factor".into(), share);
+    }
+    if class == ModelClass::Phi3 {
+        // The key counts before the object, and has a default in the class.
+        let original = match m.rope.scaling {
+            RopeScaling::LongRope { original_seq_len, .. } => original_seq_len,
+            _ => m.seq_len,
+        };
+        all["original_max_position_embeddings"] = json!(original);
+    }
+    scaling.insert("rope_theta".into(), theta.clone());
+    all["rope_parameters"] = Value::Object(scaling);
+    all["rope_scaling"] = old;
+    all["rope_theta"] = theta;
+}
+
+/// Keys of a scaling.
+fn scaling_keys(rope: &RopeConfig) -> Map<String, Value> {
+    let (value, attention_factor) = match &rope.scaling {
+        RopeScaling::None => (json!({ "rope_type": "default" }), None),
+        RopeScaling::Linear { factor } => {
+            (json!({ "rope_type": "linear", "factor": decimal(*factor) }), None)
+        }
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_seq_len } => {
+            let keys = json!({
+                "rope_type": "llama3",
+                "factor": decimal(*factor),
+                "low_freq_factor": decimal(*low_freq_factor),
+                "high_freq_factor": decimal(*high_freq_factor),
+                "original_max_position_embeddings": original_seq_len,
+            });
+            (keys, None)
+        }
+        RopeScaling::Yarn {
+            factor,
+            original_seq_len,
+            beta_fast,
+            beta_slow,
+            truncate,
+            attention_factor,
+        } => {
+            let mut keys = json!({
+                "rope_type": "yarn",
+                "factor": decimal(*factor),
+                "beta_fast": decimal(*beta_fast),
+                "beta_slow": decimal(*beta_slow),
+                "original_max_position_embeddings": original_seq_len,
+            });
+            if !truncate {
+                keys["truncate"] = json!(false);
+            }
+            (keys, *attention_factor)
+        }
+        RopeScaling::LongRope {
+            factor,
+            original_seq_len,
+            short_factors,
+            long_factors,
+            attention_factor,
+        } => {
+            let list = |factors: &[f32]| factors.iter().copied().map(decimal).collect::<Vec<_>>();
+            let keys = json!({
+                "rope_type": "longrope",
+                "factor": decimal(*factor),
+                "short_factor": list(short_factors),
+                "long_factor": list(long_factors),
+                "original_max_position_embeddings": original_seq_len,
+            });
+            (keys, *attention_factor)
+        }
+    };
+    let Value::Object(mut keys) = value else { unreachable!("every scaling is an object") };
+    if let Some(factor) = attention_factor {
+        keys.insert("attention_factor".into(), json!(decimal(factor)));
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config_json::description;
+    use super::*;
+    use config::load_str;
+    use config::transformers::folder_model;
+    use std::path::Path;
+
+    fn model(keys: &str) -> ModelConfig {
+        let ron = format!(
+            "(model: (family: Llama, layers: 6, hidden: 64, heads: 8, kv_heads: 4, seq_len: 128, vocab: 61, {keys}),
+              data: (train: \"x\", format: U16), train: (steps: 1))"
+        );
+        load_str(&ron, "a.ron", Path::new("/"), &[])
+            .unwrap_or_else(|e| panic!("{keys}: {e}"))
+            .config
+            .model
+    }
+
+    /// The class of an export without a folder, and the model that its text describes.
+    fn exported(m: &ModelConfig) -> Result<(ModelClass, ModelConfig), String> {
+        let described = description(m, "float32", None, false)?;
+        let read = folder_model(described.text.as_bytes()).map_err(|e| e.wrong.join(", "))?;
+        assert_eq!(read.class, described.class);
+        Ok((described.class, read.model))
+    }
+
+    const GEMMA3: &str = "head_dim: 16, norm_offset: true, norm_place: Around, gate: Gelu, qk_norm: true, tied: true, \
+        embedding_scale: 8.0, attention_scale: 0.0625, layer_pattern: \"WWF\", window: 32, \
+        rope: (theta: 1e6, scaling: Linear(factor: 8.0)), window_rope: (theta: 1e4, scaling: None)";
+    const GEMMA2: &str = "head_dim: 16, norm_offset: true, norm_place: Around, gate: Gelu, tied: true, \
+        embedding_scale: 8.0, score_cap: 50.0, logit_cap: 30.0, layer_pattern: \"WF\", window: 32";
+    const OLMO3: &str = "norm_place: After, qk_norm: true, qk_norm_width: true, layer_pattern: \"WWWF\", window: 32, \
+        rope: (theta: 5e5, scaling: Yarn(factor: 8.0, original_seq_len: 16)), window_rope: (scaling: None)";
+    const PHI4_MINI: &str = "tied: true, rope: (rotated_share: 0.75, scaling: LongRope(factor: 4.0, original_seq_len: 32, \
+        short_factors: [1, 1.5, 2], long_factors: [1, 3, 5]))";
+
+    #[test]
+    fn parts_decide_the_class_which_describes_them_all() {
+        for (class, keys) in [
+            (ModelClass::Llama, ""),
+            (ModelClass::Llama, "qkv_bias: true, proj_bias: true"),
+            (
+                ModelClass::Llama,
+                "rope: (scaling: Yarn(factor: 4.0, original_seq_len: 32, attention_factor: 1.0))",
+            ),
+            (ModelClass::Qwen2, "qkv_bias: true"),
+            (ModelClass::Qwen2, "qkv_bias: true, layer_pattern: \"FFW\", window: 8"),
+            (ModelClass::Qwen3, "qk_norm: true, head_dim: 16, layer_pattern: \"FW\", window: 8"),
+            (ModelClass::Mistral, "head_dim: 16"),
+            (ModelClass::Mistral, "layer_pattern: \"W\", window: 8"),
+            (ModelClass::SeedOss, "qkv_bias: true, head_dim: 16"),
+            (ModelClass::Gemma3, GEMMA3),
+            (ModelClass::Gemma2, GEMMA2),
+            (ModelClass::Olmo2, "norm_place: After, qk_norm: true, qk_norm_width: true"),
+            (ModelClass::Olmo3, OLMO3),
+            (ModelClass::SmolLm3, "layer_pattern: \"FFFN\""),
+            (
+                ModelClass::Granite,
+                "embedding_scale: 12.0, residual_scale: 0.22, logit_scale: 0.0625, attention_scale: 0.015625",
+            ),
+            (ModelClass::Phi3, "rope: (rotated_share: 0.5)"),
+            (ModelClass::Phi3, PHI4_MINI),
+        ] {
+            let m = model(keys);
+            let (found, read) = exported(&m).unwrap_or_else(|why| panic!("{keys}: {why}"));
+            assert_eq!(found, class, "{keys}");
+            // The file has no key of a config of onebox.
+            let expected = ModelConfig { dropout: 0.0, ..m };
+            assert_eq!(read, expected, "{keys}");
+        }
+    }
+
+    #[test]
+    fn parts_that_no_class_has_are_refused_with_their_keys() {
+        for (keys, part) in [
+            ("norm_offset: true", "model.norm_offset true"),
+            ("layer_pattern: \"WF\", window: 8", "model.layer_pattern WF"),
+            ("gate: Gelu", "model.gate Gelu"),
+            ("score_cap: 20.0", "model.score_cap 20"),
+            ("norm_place: After", "model.norm_place After"),
+            ("norm_place: After, qk_norm: true", "model.qk_norm_width false"),
+            ("qk_norm: true, qk_norm_width: true", "model.qk_norm_width true"),
+        ] {
+            let why = exported(&model(keys)).unwrap_err();
+            assert!(why.contains("transformers has no class with these parts"), "{why}");
+            assert!(why.contains(part), "{keys}: {why}");
+        }
+        // A number that is no whole number in the class.
+        let other = GEMMA3.replace("attention_scale: 0.0625", "attention_scale: 0.06");
+        assert!(exported(&model(&other)).is_err());
+        let other = GEMMA3.replace("embedding_scale: 8.0", "embedding_scale: 4.0");
+        assert!(exported(&model(&other)).is_err());
+    }
+
+    /// Source: files of transformers 4 and 5 of these classes.
+    #[test]
+    fn a_folder_keeps_its_kinds_of_layers_and_positions() {
+        let came = json!({
+            "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "hidden_size": 64, "intermediate_size": 160,
+            "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 61,
+            "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 4096,
+            "max_position_embeddings": 8192, "rope_theta": 10_000.0, "eos_token_id": 1, "torch_dtype": "bfloat16"
+        });
+        // For samples of 128 tokens the window is none.
+        let m = folder_model(came.to_string().as_bytes()).unwrap().model.for_samples(128);
+        assert_eq!((m.layer_pattern.as_str(), m.window), ("F", None));
+        let bytes = came.to_string();
+        let text = description(&m, "float32", Some(bytes.as_bytes()), false).unwrap().text;
+        let again = folder_model(text.as_bytes()).unwrap();
+        assert_eq!(again.model.seq_len, 8192);
+        assert_eq!((again.model.layer_pattern.as_str(), again.model.window), ("WF", Some(4096)));
+        let all: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!([&all["eos_token_id"], &all["rope_theta"]], [&json!(1), &json!(10_000.0)]);
+        assert_eq!(all.get("layer_types"), None);
+        // Its class scales queries beyond the positions that onebox computes, by a number of the folder.
+        let rope = json!({
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16_384, "rope_theta": 1e6, "rope_type": "yarn"
+        });
+        let came = json!({
+            "model_type": "ministral3", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 6,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 61,
+            "max_position_embeddings": 262_144, "rope_parameters": rope
+        });
+        let m = folder_model(came.to_string().as_bytes()).unwrap().model.for_samples(128);
+        let bytes = came.to_string();
+        let described = description(&m, "float32", Some(bytes.as_bytes()), false).unwrap();
+        assert_eq!(described.class, ModelClass::Ministral3);
+        let all: Value = serde_json::from_str(&described.text).unwrap();
+        assert_eq!(
+            (&all["rope_parameters"], &all["max_position_embeddings"]),
+            (&rope, &json!(262_144))
+        );
+    }
+
+    /// Source: the file of google/gemma-3-4b-it.
+    #[test]
+    fn a_wrapper_with_its_parts_keeps_its_file_but_for_the_type_of_numbers() {
+        let came = json!({
+            "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "model_type": "gemma3",
+            "text_config": {
+                "hidden_size": 64, "intermediate_size": 160, "model_type": "gemma3_text", "num_hidden_layers": 6,
+                "rope_scaling": { "factor": 8.0, "rope_type": "linear" }, "sliding_window": 32, "vocab_size": 512
+            },
+            "torch_dtype": "bfloat16", "vision_config": { "model_type": "siglip_vision_model", "torch_dtype": "bfloat16" }
+        });
+        let (bytes, described) =
+            (came.to_string(), folder_model(came.to_string().as_bytes()).unwrap());
+        let m = described.model.for_samples(64);
+        let whole = description(&m, "float32", Some(bytes.as_bytes()), true).unwrap();
+        assert_eq!(whole.class, ModelClass::Gemma3);
+        let mut expected = came.clone();
+        expected.as_object_mut().unwrap().remove("torch_dtype");
+        expected["dtype"] = json!("float32");
+        expected["vision_config"]["torch_dtype"] = json!("float32");
+        assert_eq!(serde_json::from_str::<Value>(&whole.text).unwrap(), expected);
+        // The decoder alone has the class of text models, and the special tokens of the wrapper.
+        let alone = description(&m, "float32", Some(bytes.as_bytes()), false).unwrap().text;
+        let alone: Value = serde_json::from_str(&alone).unwrap();
+        assert_eq!(alone["architectures"], json!(["Gemma3ForCausalLM"]));
+        assert_eq!(alone["eos_token_id"], json!([1, 106]));
+        // Without its file there is no wrapper.
+        let why =
+            description(&m, "float32", None, true).map(|described| described.text).unwrap_err();
+        assert!(why.contains("whose other parts the run keeps"), "{why}");
+    }
+}

@@ -1,0 +1,118 @@
+//! Folders of a decoder with other parts: onebox trains the decoder, and an export has the other parts
+//! as they were.
+
+use super::model::{change, model, set, tensors};
+use crate::common::Folder;
+use serde_json::{Value, json};
+use std::fs;
+
+/// Makes a wrapper of `m`, with tensors of a vision tower in another type, under the names of version
+/// 4 (`old`) or 5 of transformers.
+fn wrap(folder: &Folder, old: bool) {
+    let mut inner: Value = serde_json::from_str(&folder.read("m/config.json")).unwrap();
+    inner.as_object_mut().unwrap().remove("architectures");
+    let config = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "dtype": "bfloat16",
+        "eos_token_id": [1, 6], "mm_tokens_per_image": 256, "text_config": inner,
+        "vision_config": { "model_type": "siglip_vision_model", "hidden_size": 4 }
+    });
+    fs::write(folder.path("m/config.json"), config.to_string()).unwrap();
+    change(folder, |all| {
+        for (name, ..) in all.iter_mut() {
+            *name = match old {
+                true => format!("language_model.{name}"),
+                false => name.replace("model.", "model.language_model."),
+            };
+        }
+        let other = |name: &str, first: u8| {
+            let prefix = if old { "" } else { "model." };
+            let entry = json!({ "dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 0] });
+            (format!("{prefix}{name}"), entry, (first..first + 12).collect::<Vec<u8>>())
+        };
+        all.push(other("vision_tower.vision_model.head.weight", 1));
+        all.push(other("multi_modal_projector.mm_input_projection_weight", 100));
+    });
+}
+
+/// The tensors of other parts than the decoder, by name.
+fn other_parts(folder: &Folder, path: &str) -> Vec<(String, Value, Vec<u8>)> {
+    let mut all = tensors(&folder.path(path));
+    all.retain(|(name, ..)| name.contains("vision_tower") || name.contains("multi_modal"));
+    all.iter_mut().for_each(|(_, entry, _)| entry["data_offsets"] = json!(null));
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+#[test]
+fn an_export_of_a_wrapper_has_the_other_parts_as_they_were() {
+    for old in [true, false] {
+        let folder = model("gemma3");
+        wrap(&folder, old);
+        fs::write(folder.path("m/preprocessor_config.json"), "{\"size\": 8}").unwrap();
+        let output = folder.onebox(&["train", "a.ron", "-q", "--run-dir", "run"]).ok();
+        let note = "the run does not train 2 tensors of multi_modal_projector, vision_tower";
+        assert_eq!(output.stderr.matches(note).count(), 1, "{}", output.stderr);
+        let export = |run: &str, out: &str| {
+            folder.onebox(&["checkpoint", "export", run, out, "--to", "safetensors"])
+        };
+        export("run", "out").ok();
+        let came = other_parts(&folder, "m/model.safetensors");
+        assert_eq!(came.len(), 2);
+        assert_eq!(other_parts(&folder, "out/model.safetensors"), came);
+        // The decoder keeps the names of its files, and has other numbers.
+        let names = |path: &str| {
+            let all = tensors(&folder.path(path));
+            let mut names: Vec<String> = all.into_iter().map(|(name, ..)| name).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names("out/model.safetensors"), names("m/model.safetensors"));
+        assert_ne!(
+            fs::read(folder.path("out/model.safetensors")).unwrap(),
+            fs::read(folder.path("m/model.safetensors")).unwrap()
+        );
+        let read = |path: &str| -> Value { serde_json::from_str(&folder.read(path)).unwrap() };
+        let mut expected = read("m/config.json");
+        expected["dtype"] = json!("float32");
+        expected["text_config"]["dtype"] = json!("float32");
+        assert_eq!(read("out/config.json"), expected);
+        assert!(!folder.path("out/untrained.json").exists());
+        assert_eq!(folder.read("out/preprocessor_config.json"), "{\"size\": 8}");
+        // The export is such a folder again, and a fork exports the same parts.
+        let again = folder.read("a.ron").replace("from: \"m\"", "from: \"out\"");
+        fs::write(folder.path("b.ron"), again).unwrap();
+        folder.onebox(&["config", "check", "b.ron"]).ok();
+        let fork = ["train", "run/config.ron", "-q", "--run-dir", "run", "--fork"];
+        folder.onebox(&[&fork[..], &["--set", "train.steps=2"]].concat()).ok();
+        export("run-2", "forked").ok();
+        assert_eq!(other_parts(&folder, "forked/model.safetensors"), came);
+        // A folder that has changed, or is gone, is refused.
+        change(&folder, |all| {
+            all.iter_mut()
+                .filter(|tensor| tensor.0.contains("vision"))
+                .for_each(|tensor| tensor.2[0] ^= 1);
+        });
+        export("run", "changed").refused(74, &["vision_model.head.weight` has other bytes"]);
+        fs::rename(folder.path("m"), folder.path("moved")).unwrap();
+        let parts = ["2 tensors of", "the folder is not there", "model.from/untrained.json"];
+        export("run", "gone").refused(74, &parts);
+        assert!(!folder.path("changed").exists() && !folder.path("gone").exists());
+    }
+}
+
+#[test]
+fn random_weights_of_a_wrapper_are_exported_as_a_decoder_alone() {
+    let folder = model("gemma3");
+    wrap(&folder, true);
+    let train = ["train", "a.ron", "-q", "--run-dir", "run", "--set", "model.weights=Random"];
+    let output = folder.onebox(&train).ok();
+    assert!(!output.stderr.contains("does not train"), "{}", output.stderr);
+    folder.onebox(&["checkpoint", "export", "run", "out", "--to", "safetensors"]).ok();
+    let config: Value = serde_json::from_str(&folder.read("out/config.json")).unwrap();
+    assert_eq!(config["architectures"], json!(["Gemma3ForCausalLM"]));
+    assert_eq!(config["eos_token_id"], json!([1, 6]));
+    assert!(other_parts(&folder, "out/model.safetensors").is_empty());
+    // Another class around the decoder is refused.
+    set(&folder, "architectures", json!(["Gemma3ForSequenceClassification"]));
+    folder.onebox(&["config", "check", "a.ron"]).refused(78, &["`architectures` is"]);
+}

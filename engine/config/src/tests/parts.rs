@@ -1,0 +1,155 @@
+//! Tests of the keys that choose the parts of a decoder.
+
+use super::refusals::refuses;
+use super::*;
+
+#[test]
+fn every_part_is_read_and_comes_back() {
+    let config = config(PARTS, &[]);
+    let m = &config.model;
+    assert_eq!((m.layer_pattern.as_str(), m.window), ("WWF", Some(32)));
+    assert_eq!((m.gate, m.norm_place), (Gate::Gelu, NormPlace::Around));
+    assert_eq!((m.attention_scale, m.score_cap, m.logit_cap), (Some(0.5), Some(50.0), Some(30.0)));
+    assert_eq!((m.embedding_scale, m.residual_scale, m.logit_scale), (8.0, 0.22, 0.0625));
+    assert_eq!((m.rope.rotated_elements(16), m.window_rope.rotated_elements(16)), (12, 16));
+    let RopeScaling::LongRope { long_factors, .. } = &m.rope.scaling else { panic!() };
+    assert_eq!(*long_factors, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let RopeScaling::Yarn { beta_slow, truncate, attention_factor, .. } = m.window_rope.scaling
+    else {
+        panic!()
+    };
+    assert_eq!((beta_slow, truncate, attention_factor), (1.0, false, None));
+    let text = config.to_ron();
+    assert_eq!(tests::config(&text, &[]), config, "{text}");
+    // A norm over all heads has no gains around 1.
+    let config = tests::config(PARTS, &["model.qk_norm_width=true", "model.norm_offset=false"]);
+    assert!(config.model.qk_norm_width);
+    assert_eq!(tests::config(&config.to_ron(), &[]), config);
+}
+
+#[test]
+fn a_llama_without_these_keys_has_the_parts_that_it_always_had() {
+    let m = config(LEAST, &["model.family=Llama", "model.rope.theta=5e5"]).model;
+    assert_eq!((m.layer_pattern.as_str(), m.window, m.gate), ("F", None, Gate::Silu));
+    assert_eq!((m.norm_place, m.norm_offset, m.qk_norm_width), (NormPlace::Before, false, false));
+    assert_eq!((m.attention_scale, m.score_cap, m.logit_cap), (None, None, None));
+    assert_eq!((m.embedding_scale, m.residual_scale, m.logit_scale), (1.0, 1.0, 1.0));
+    // Windowed layers rotate as the others do, unless the config says otherwise.
+    assert_eq!((&m.window_rope, m.rope.rotated_share), (&m.rope, 1.0));
+}
+
+#[test]
+fn parts_that_do_not_fit_together() {
+    let llama = |sets: &[&'static str]| [&["model.family=Llama"][..], sets].concat();
+    refuses(
+        &llama(&["model.layer_pattern=WF"]),
+        "model.layer_pattern",
+        &["layers with a window need its length", "set `model.window`"],
+    );
+    refuses(
+        &llama(&["model.window=8"]),
+        "model.window",
+        &["no layer has the window of 8 tokens", "write `W` in `model.layer_pattern`"],
+    );
+    refuses(
+        &llama(&["model.window_rope.theta=7"]),
+        "model.window_rope",
+        &["`model.window_rope` is for such layers"],
+    );
+    refuses(
+        &llama(&["model.qk_norm_width=true"]),
+        "model.qk_norm_width",
+        &["a norm that is not there", "set `model.qk_norm` to `true`"],
+    );
+    refuses(
+        &llama(&["model.qk_norm=true", "model.qk_norm_width=true", "model.norm_offset=true"]),
+        "model.qk_norm_width",
+        &["by its gain alone", "leave `model.qk_norm_width` or `model.norm_offset` out"],
+    );
+    refuses(
+        &llama(&["model.qk_norm=true", "model.layer_pattern=FN"]),
+        "model.qk_norm",
+        &["layers `N` do not rotate", "write no `N` in `model.layer_pattern`"],
+    );
+    for place in ["model.norm_place=Around", "model.norm_place=After"] {
+        refuses(
+            &llama(&["model.proj_bias=true", place]),
+            "model.proj_bias",
+            &["no bias before a norm", "set `model.norm_place` to `Before`"],
+        );
+    }
+    // A head of LEAST has 8 elements.
+    refuses(
+        &llama(&["model.rope.rotated_share=0.4"]),
+        "model.rope.rotated_share",
+        &["3 elements of a head rotate, which have no two halves"],
+    );
+    refuses(
+        &llama(&[
+            "model.rope.scaling=LongRope(factor: 2.0, original_seq_len: 8, short_factors: [1.0], long_factors: [1, 1, 1, 1])",
+        ]),
+        "model.rope.scaling.short_factors",
+        &["1 factor for 4 pairs of rotated elements", "write 4 factors"],
+    );
+    refuses(
+        &llama(&["model.rope.scaling=Yarn(factor: 2.0, original_seq_len: 8, beta_fast: 1.0)"]),
+        "model.rope.scaling.beta_slow",
+        &["low frequencies begin above high ones", "use a `beta_fast` above `beta_slow`"],
+    );
+    refuses(
+        &llama(&["model.rope=(theta: 1.0, scaling: Yarn(factor: 2.0, original_seq_len: 8))"]),
+        "model.rope.theta",
+        &["YaRN needs a base of rotary positions above 1"],
+    );
+    // The positions of windowed layers have the same rules.
+    let windowed = ["model.layer_pattern=W", "model.window=4"];
+    let scaling =
+        "model.window_rope.scaling=Yarn(factor: 2.0, original_seq_len: 8, beta_fast: 1.0)";
+    refuses(
+        &llama(&[&windowed[..], &[scaling]].concat()),
+        "model.window_rope.scaling.beta_slow",
+        &["low frequencies begin above high ones"],
+    );
+}
+
+#[test]
+fn a_gpt2_has_none_of_the_parts_of_later_families() {
+    for (set, key) in [
+        ("model.layer_pattern=N", "model.layer_pattern"),
+        ("model.norm_offset=true", "model.norm_offset"),
+        ("model.norm_place=Around", "model.norm_place"),
+        ("model.gate=Gelu", "model.gate"),
+        ("model.attention_scale=0.5", "model.attention_scale"),
+        ("model.score_cap=50", "model.score_cap"),
+        ("model.logit_cap=30", "model.logit_cap"),
+        ("model.embedding_scale=8", "model.embedding_scale"),
+        ("model.residual_scale=0.5", "model.residual_scale"),
+        ("model.logit_scale=0.5", "model.logit_scale"),
+    ] {
+        refuses(&[set], key, &["a GPT-2 is not made like that", "set `model.family` to `Llama`"]);
+        config(LEAST, &["model.family=Llama", set]);
+    }
+}
+
+#[test]
+fn lists_of_factors_are_read_or_refused_with_their_key() {
+    let with = |lists: &str| {
+        let set = format!("model.rope.scaling=LongRope(factor: 2.0, original_seq_len: 8, {lists})");
+        loaded(LEAST, &["model.family=Llama", &set]).map(|loaded| loaded.config.model.rope.scaling)
+    };
+    let scaling = with("short_factors: [1, 1, 1, 1], long_factors: [1, 1.5, 2, 4]").unwrap();
+    let RopeScaling::LongRope { long_factors, .. } = scaling else { panic!() };
+    assert_eq!(long_factors, [1.0, 1.5, 2.0, 4.0]);
+    for (lists, message) in [
+        ("short_factors: [1, 1, 1, 1]", "model.rope.scaling.long_factors"),
+        (
+            "short_factors: 1, long_factors: [1, 1, 1, 1]",
+            "expected a list of numbers, found the number 1",
+        ),
+        ("short_factors: [0, 1, 1, 1], long_factors: [1, 1, 1, 1]", "must be a number from 0.01"),
+        ("short_factors: [x, 1, 1, 1], long_factors: [1, 1, 1, 1]", "expected a number, found `x`"),
+    ] {
+        let why = with(lists).unwrap_err().to_string();
+        assert!(why.contains(message), "{lists}: {why}");
+    }
+}

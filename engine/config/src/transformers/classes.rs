@@ -1,0 +1,148 @@
+//! Classes of transformers whose models onebox trains.
+
+/// Class of a decoder in transformers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants are the names of the classes")]
+pub enum ModelClass {
+    Gpt2,
+    Llama,
+    Mistral,
+    Ministral3,
+    Qwen2,
+    Qwen3,
+    Gemma2,
+    Gemma3,
+    Olmo2,
+    Olmo3,
+    SmolLm3,
+    Phi3,
+    Granite,
+    SeedOss,
+}
+
+impl ModelClass {
+    /// All classes.
+    pub const ALL: [Self; 14] = [
+        Self::Gpt2,
+        Self::Llama,
+        Self::Mistral,
+        Self::Ministral3,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Gemma2,
+        Self::Gemma3,
+        Self::Olmo2,
+        Self::Olmo3,
+        Self::SmolLm3,
+        Self::Phi3,
+        Self::Granite,
+        Self::SeedOss,
+    ];
+
+    /// Value of `model_type`.
+    pub const fn model_type(self) -> &'static str {
+        match self {
+            Self::Gpt2 => "gpt2",
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Ministral3 => "ministral3",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Gemma2 => "gemma2",
+            Self::Gemma3 => "gemma3_text",
+            Self::Olmo2 => "olmo2",
+            Self::Olmo3 => "olmo3",
+            Self::SmolLm3 => "smollm3",
+            Self::Phi3 => "phi3",
+            Self::Granite => "granite",
+            Self::SeedOss => "seed_oss",
+        }
+    }
+
+    /// Name of the class with an output projection, and of the class without.
+    pub const fn names(self) -> [&'static str; 2] {
+        match self {
+            Self::Gpt2 => ["GPT2LMHeadModel", "GPT2Model"],
+            Self::Llama => ["LlamaForCausalLM", "LlamaModel"],
+            Self::Mistral => ["MistralForCausalLM", "MistralModel"],
+            Self::Ministral3 => ["Ministral3ForCausalLM", "Ministral3Model"],
+            Self::Qwen2 => ["Qwen2ForCausalLM", "Qwen2Model"],
+            Self::Qwen3 => ["Qwen3ForCausalLM", "Qwen3Model"],
+            Self::Gemma2 => ["Gemma2ForCausalLM", "Gemma2Model"],
+            Self::Gemma3 => ["Gemma3ForCausalLM", "Gemma3TextModel"],
+            Self::Olmo2 => ["Olmo2ForCausalLM", "Olmo2Model"],
+            Self::Olmo3 => ["Olmo3ForCausalLM", "Olmo3Model"],
+            Self::SmolLm3 => ["SmolLM3ForCausalLM", "SmolLM3Model"],
+            Self::Phi3 => ["Phi3ForCausalLM", "Phi3Model"],
+            Self::Granite => ["GraniteForCausalLM", "GraniteModel"],
+            Self::SeedOss => ["SeedOssForCausalLM", "SeedOssModel"],
+        }
+    }
+
+    /// Whether a folder of the class has q, k and v in one tensor, and gate and up in one.
+    pub const fn fuses_projections(self) -> bool {
+        matches!(self, Self::Phi3)
+    }
+
+    /// Whether the class is one of Gemma.
+    pub const fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma2 | Self::Gemma3)
+    }
+}
+
+/// Class of transformers with a decoder and other parts inside, such as a vision tower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants are the names of the classes")]
+pub enum WrapperClass {
+    Gemma3,
+    Mistral3,
+}
+
+impl WrapperClass {
+    /// All classes.
+    pub const ALL: [Self; 2] = [Self::Gemma3, Self::Mistral3];
+
+    /// Value of `model_type`.
+    pub const fn model_type(self) -> &'static str {
+        match self {
+            Self::Gemma3 => "gemma3",
+            Self::Mistral3 => "mistral3",
+        }
+    }
+
+    /// Name of the class with an output projection, and of the class without.
+    pub const fn names(self) -> [&'static str; 2] {
+        match self {
+            Self::Gemma3 => ["Gemma3ForConditionalGeneration", "Gemma3Model"],
+            Self::Mistral3 => ["Mistral3ForConditionalGeneration", "Mistral3Model"],
+        }
+    }
+
+    /// Classes of the decoder inside; the first is that of a file without a `model_type` inside.
+    pub const fn decoders(self) -> &'static [ModelClass] {
+        match self {
+            Self::Gemma3 => &[ModelClass::Gemma3],
+            Self::Mistral3 => &[ModelClass::Mistral, ModelClass::Ministral3],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_class_has_names_of_its_own() {
+        let names = ModelClass::ALL.iter().flat_map(|class| class.names());
+        let names: Vec<&str> =
+            names.chain(WrapperClass::ALL.iter().flat_map(|class| class.names())).collect();
+        let types = ModelClass::ALL.map(ModelClass::model_type);
+        let types = [&types[..], &WrapperClass::ALL.map(WrapperClass::model_type)].concat();
+        for all in [names, types] {
+            let mut sorted = all.clone();
+            sorted.sort_unstable();
+            sorted.dedup();
+            assert_eq!(sorted.len(), all.len(), "{all:?}");
+        }
+    }
+}
