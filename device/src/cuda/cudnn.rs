@@ -4,6 +4,7 @@
 
 mod attention;
 
+pub use attention::FASTER_ON;
 pub(super) use attention::{Attention, AttentionOp, workspace_bytes};
 
 use super::driver::Stream;

@@ -33,6 +33,7 @@ mod timeline;
 mod verdict;
 mod watchdog;
 
+pub use cudnn::FASTER_ON as CUDNN_ATTENTION_ON;
 pub use gpu_overhead::{GpuMemory, GpuOverhead, STREAMS_PER_RANK, connected, look};
 pub use launch::{Program, WIDEST_HEAD};
 pub use libraries::LibraryFile;

@@ -71,17 +71,25 @@ section! {
     /// Rates of a GPU.
     #[derive(Clone, Debug, Default, PartialEq)]
     pub struct GpuConfig, read(s) {
-        /// Sustained TFLOPS of large 16-bit matmuls with fp32 sums, from published measurements. 0:
-        /// unknown.
+        /// TFLOPS that large 16-bit matmuls with fp32 sums sustain in a training step, at the card's
+        /// limit of power: less than the best of many shapes on a cool card, and far less than the
+        /// peak on most data sheets. It decides most of a forecast. 0: unknown.
         gemm_tflops: f32 = rate();
         /// TFLOPS of fp32 arithmetic on a GPU, from the data sheet. 0: unknown.
         fp32_tflops: f32 = rate();
         /// Bandwidth of the GPU's memory in GB/s, from the data sheet. 0: unknown.
         memory_gb_per_s: f32 = rate();
-        /// Nominal rate between two GPUs of a machine in GB/s each way, such as NVLink; a
-        /// simulation uses 87 % of it. 0: GPUs reach each other over the links to the host. Used
-        /// only without `topology`.
+        /// Rate between the GPUs of a machine in GB/s each way. Above `host.link_gb_per_s`: the
+        /// nominal rate of NVLink, used only without `topology`; collectives reach 50 to 100 % of
+        /// it, by GPU generation, number of GPUs and size. Otherwise: the measured rate at which
+        /// each GPU sends in sums over PCIe (NCCL's bus bandwidth), used as it is. 0: sums without
+        /// NVLink reach 60 % of a link on 2 GPUs, 40 % on 3 to 5, and 30 % on more; measure it,
+        /// since hosts differ by a factor of 15.
         peer_gb_per_s: f32 = rate();
+        /// Clock that the GPU keeps under this box's limit of power, relative to its clock under
+        /// the limit at which `gemm_tflops` holds: below 1 for a card that is capped. It lowers
+        /// `gemm_tflops` and `fp32_tflops`.
+        clock_share: f32 = float(Interval::closed(0.1, 1.0), KeyDefault::Default(1.0));
         /// Number of multiprocessors of a GPU. 0: unknown.
         processors: usize = uint_or_unknown(4..=1_000);
         /// Compute capability of a GPU: 70 for V100, 90 for H100. It decides which attention
@@ -112,7 +120,8 @@ section! {
         /// Number of cores of a machine. 0: unknown. Used only without `topology`.
         cores: usize = uint(0..=100_000, KeyDefault::Default(0));
         /// Nominal rate of each GPU's link to the host, in GB/s each way (31.5 for PCIe 4.0 x16); a
-        /// simulation uses 78 % of it. 0: unknown. Used only without `topology`.
+        /// simulation uses 78 % of it, and 85 % from 40 GB/s on. 0: unknown. Used only without
+        /// `topology`.
         link_gb_per_s: f32 = rate();
     }
 }
@@ -184,6 +193,18 @@ impl Section<'_, '_> {
 }
 
 impl BoxConfig {
+    /// Nominal GB/s of NVLink between any two GPUs of a machine; 0 if only a topology says it, or if
+    /// there is no NVLink.
+    pub fn nvlink_gb_per_s(&self) -> f32 {
+        let peers = self.gpu.peer_gb_per_s;
+        if self.topology.is_none() && peers > self.host.link_gb_per_s { peers } else { 0.0 }
+    }
+
+    /// Measured GB/s at which each GPU sends in sums over PCIe; 0 if the box does not say it.
+    pub fn pcie_sums_gb_per_s(&self) -> f32 {
+        if self.nvlink_gb_per_s() > 0.0 { 0.0 } else { self.gpu.peer_gb_per_s }
+    }
+
     /// Returns the box with other memory in each GPU and on each node.
     pub fn with_memory(&self, gpu_memory: u64, node_memory: u64) -> Self {
         let machine = self.machine.clone();

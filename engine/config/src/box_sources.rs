@@ -26,7 +26,7 @@ const fn key(name: &'static str, example: &'static str, source: &'static str) ->
 }
 
 /// All keys of a new box, in the order of the file. The keys of a section stand together.
-const SOURCES: [KeySource; 17] = [
+const SOURCES: [KeySource; 18] = [
     key("name", "\"my box\"", "Any words."),
     key("gpus", "1", "`nvidia-smi -L` lists the GPUs of a machine."),
     key(
@@ -56,7 +56,13 @@ const SOURCES: [KeySource; 17] = [
     key(
         "gpu.peer_gb_per_s",
         "0",
-        "The data sheet of the GPU: half of the NVLink bandwidth, which counts both ways.",
+        "The data sheet of the GPU: half of the NVLink bandwidth, which counts both ways. Without NVLink \
+         `onebox bench --save-box FILE` measures it.",
+    ),
+    key(
+        "gpu.clock_share",
+        "1",
+        "`nvidia-smi -q -d POWER,CLOCK` under load, on a capped card and on one at its full limit of power; 1 without a cap.",
     ),
     key(
         "gpu.processors",

@@ -18,7 +18,7 @@ enum Rule<'a> {
 }
 
 /// All rules between keys.
-const fn rules<'a>() -> [Rule<'a>; 48] {
+const fn rules<'a>() -> [Rule<'a>; 49] {
     use Rule::{Clashes, Computed};
     [
         Computed(Checks::heads_over_ranks),
@@ -34,6 +34,7 @@ const fn rules<'a>() -> [Rule<'a>; 48] {
         Computed(Checks::base_of_yarn),
         Computed(Checks::windows_of_layers),
         Computed(Checks::norm_of_queries),
+        Computed(Checks::bias_before_norm),
         Computed(Checks::ffn_over_ranks),
         Computed(Checks::tokens_over_ranks),
         Computed(Checks::world),

@@ -1,7 +1,7 @@
 //! Rules about the parts of a model, which `checks` applies.
 
 use super::checks::{Checks, Count};
-use super::layer_pattern::WINDOWED;
+use super::layer_pattern::{UNROTATED, WINDOWED};
 use super::reading::Violation;
 use super::{Config, DeviceConfig, Family, Gate, NormPlace, RopeConfig, RopeScaling};
 use device::cuda::WIDEST_HEAD;
@@ -204,14 +204,48 @@ impl Checks<'_> {
         }
     }
 
+    /// Refuses norms of queries and keys that onebox does not compute.
     pub(super) fn norm_of_queries(&self) -> Option<Violation> {
         let m = &self.config.model;
-        (m.qk_norm_width && !m.qk_norm).then(|| Violation {
-            message: "`model.qk_norm_width` chooses the width of a norm that is not there".into(),
-            help: "set `model.qk_norm` to `true`, or leave `model.qk_norm_width` out".into(),
+        let whole = ("model.qk_norm_width", "over all heads".to_owned());
+        if m.qk_norm_width && !m.qk_norm {
+            return Some(Violation {
+                message: "`model.qk_norm_width` chooses the width of a norm that is not there"
+                    .into(),
+                help: "set `model.qk_norm` to `true`, or leave `model.qk_norm_width` out".into(),
+                values: vec![whole, ("model.qk_norm", "no norm".into())],
+            });
+        }
+        if m.qk_norm_width && m.norm_offset {
+            return Some(Violation {
+                message: "a norm over all heads multiplies by its gain alone, without 1".into(),
+                help: "leave `model.qk_norm_width` or `model.norm_offset` out".into(),
+                values: vec![whole, ("model.norm_offset", "gains around 1".into())],
+            });
+        }
+        let unrotated = m.qk_norm && !m.qk_norm_width && m.layer_pattern.contains(UNROTATED);
+        unrotated.then(|| Violation {
+            message:
+                "onebox norms each head while it rotates the head, and layers `N` do not rotate"
+                    .into(),
+            help: "leave `model.qk_norm` out, or write no `N` in `model.layer_pattern`".into(),
             values: vec![
-                ("model.qk_norm_width", "over all heads".into()),
-                ("model.qk_norm", "no norm".into()),
+                ("model.qk_norm", "a norm of each head".into()),
+                ("model.layer_pattern", format!("{:?}", m.layer_pattern)),
+            ],
+        })
+    }
+
+    /// Refuses a bias between the projection back from the heads and a norm.
+    pub(super) fn bias_before_norm(&self) -> Option<Violation> {
+        let m = &self.config.model;
+        let normed = m.family == Family::Llama && m.norm_place != NormPlace::Before;
+        (m.proj_bias && normed).then(|| Violation {
+            message: "onebox adds no bias before a norm at the end of attention".into(),
+            help: "leave `model.proj_bias` out, or set `model.norm_place` to `Before`".into(),
+            values: vec![
+                ("model.proj_bias", "a bias of the projection back from the heads".into()),
+                ("model.norm_place", "a norm after it".into()),
             ],
         })
     }

@@ -51,7 +51,7 @@ const PARTS: &str = r#"(
         )),
         layer_pattern: "WWF", window: 32,
         window_rope: (theta: 1e4, rotated_share: 1.0, scaling: Yarn(factor: 4.0, original_seq_len: 32, beta_fast: 16, truncate: false)),
-        qk_norm: true, qk_norm_width: true, norm_offset: true, norm_place: Around, gate: Gelu,
+        qk_norm: true, norm_offset: true, norm_place: Around, gate: Gelu,
         attention_scale: 0.5, score_cap: 50, logit_cap: 30.0, embedding_scale: 8.0, residual_scale: 0.22, logit_scale: 0.0625,
     ),
     train: (steps: 10),

@@ -1,7 +1,8 @@
 //! Converts a described box to the simulator's hardware: ranks' places, shared links and nodes.
 
-use crate::sim::{Era2020, Gpu, Hardware, MeasuredMachine, Rates, Seat};
-use config::{BoxConfig, Config, MeasuredConfig, meaning_and_source, missing_rates};
+use crate::sim::{AttentionKernels, Era2020, Gpu, Hardware, MeasuredMachine, Rates, Seat};
+use config::{Attention, BoxConfig, Config, MeasuredConfig, meaning_and_source, missing_rates};
+use device::cuda::CUDNN_ATTENTION_ON;
 use files::foreign_text::foreign;
 use layout::placement::{kernel_threads, request};
 use std::collections::BTreeMap;
@@ -33,6 +34,17 @@ pub enum BoxError {
         /// Reason for the failure.
         source: topology::Error,
     },
+    /// The config asks for cuDNN's attention, and a run would refuse it on this GPU.
+    #[error(
+        "the box `{name}` has GPUs of sm_{sm}, and `attention: Cudnn` is for {}: leave `attention` out",
+        in_words(&CUDNN_ATTENTION_ON)
+    )]
+    Attention {
+        /// Name of the box.
+        name: String,
+        /// Compute capability of its GPUs.
+        sm: u32,
+    },
     /// The number of ranks does not fit the number of machines.
     #[error("the box `{name}`: {why}")]
     Machines {
@@ -41,6 +53,11 @@ pub enum BoxError {
         /// Reason for the failure.
         why: String,
     },
+}
+
+/// Compute capabilities as text: `sm_90, sm_100`.
+fn in_words(capabilities: &[u32]) -> String {
+    capabilities.iter().map(|sm| format!("sm_{sm}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Factor of giga, 10^9.
@@ -76,11 +93,12 @@ pub fn hardware(
     check_rates(described)?;
     let Layout { seats, nodes, links, nvlink, .. } = layout(config, described, host)?;
     Ok(Hardware {
-        gpu: gpu(described),
+        gpu: gpu(config, described)?,
         links,
         nodes: vec![f64::from(described.host.node_gb_per_s) * G; nodes],
         core_memory: f64::from(described.host.core_gb_per_s) * G,
         nvlink,
+        pcie_sums: f64::from(described.pcie_sums_gb_per_s()) * G,
         network: f64::from(described.network_gb_per_s) * G,
         seats,
         dp_size: config.parallel.data,
@@ -122,16 +140,28 @@ fn explained(keys: &[&str]) -> String {
     keys.iter().map(|key| format!("\n  {key}: {}", meaning_and_source(key))).collect()
 }
 
-fn gpu(b: &BoxConfig) -> Gpu {
-    let tera = |rate: f32| f64::from(rate) * 1e12;
-    Gpu {
+/// GPU of a box with the kernels of attention that `config` chooses.
+///
+/// # Errors
+/// Returns an error if a run on this GPU would refuse the library of attention.
+fn gpu(config: &Config, b: &BoxConfig) -> Result<Gpu, BoxError> {
+    let attention = match config.attention {
+        Attention::Own => AttentionKernels::Own,
+        Attention::Cudnn if CUDNN_ATTENTION_ON.contains(&b.gpu.sm) || b.measured.is_some() => {
+            AttentionKernels::Cudnn
+        }
+        Attention::Cudnn => return Err(BoxError::Attention { name: b.name.clone(), sm: b.gpu.sm }),
+    };
+    let tera = |rate: f32| f64::from(rate) * f64::from(b.gpu.clock_share) * 1e12;
+    Ok(Gpu {
         flops_16: tera(b.gpu.gemm_tflops),
         flops_32: tera(b.gpu.fp32_tflops),
         memory: f64::from(b.gpu.memory_gb_per_s) * G,
         processors: b.gpu.processors,
         sm: b.gpu.sm,
+        attention,
         as_of_2020: b.gpu.as_of_2020.then(|| Era2020::without(&b.gpu.as_of_2020_without)),
-    }
+    })
 }
 
 /// Places of the ranks by the crate `topology`.
@@ -253,7 +283,7 @@ fn apart(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
         states: nodes(rank),
         cores: b.host.cores as f64 * nodes(rank).len() as f64 / ranks.max(b.numa_nodes) as f64,
     };
-    let peer = f64::from(b.gpu.peer_gb_per_s) * G;
+    let peer = f64::from(b.nvlink_gb_per_s()) * G;
     let between = |a: usize, other: usize| if a == other { 0.0 } else { peer };
     Layout {
         bytes: needs.into_iter().map(|needs| needs.bytes).collect(),
@@ -326,3 +356,6 @@ fn virtual_gpus(config: &Config, m: &MeasuredConfig) -> MeasuredMachine {
         meeting: f64::from(m.meeting_us) * 1e-6,
     }
 }
+
+#[cfg(test)]
+mod tests;

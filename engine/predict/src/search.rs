@@ -152,6 +152,8 @@ pub struct Layout {
     pub node_limit: u64,
     /// Sentence for each memory that is nearly full.
     pub nearly_full: Vec<String>,
+    /// Sentences about rates that the box does not say and that are assumed.
+    pub assumed: Vec<String>,
     /// Whether the step is extrapolated because it has too many micro-batches to simulate.
     pub extrapolated: bool,
     /// Seconds of the step by the ops that it waits for.

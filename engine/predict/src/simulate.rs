@@ -112,6 +112,8 @@ pub struct SimulationReport {
     pub fits: bool,
     /// The same step under each update mode, its own mode first.
     pub schedules: Vec<Schedule>,
+    /// Sentences about rates that the box does not say and that are assumed.
+    pub assumed: Vec<String>,
     /// Value of `offload.update: Auto`, and the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chosen: Option<String>,
@@ -315,7 +317,8 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
     let model_flops = tokens * shape(config).model_flops_per_token() / config.world_size() as f64;
     let model = model_flops / seconds / 1e12;
     let box_ = described_box(config);
-    let (rate, range) = (f64::from(box_.gpu.gemm_tflops), RateRange::new(config, box_));
+    let rate = f64::from(box_.gpu.gemm_tflops * box_.gpu.clock_share);
+    let range = RateRange::new(config, box_);
     let [low, high] = range.of_rate(tokens / seconds);
     let lane = |lane: Lane| {
         let ops = || timeline.played(0).filter(|p| p.lane == lane && inside(p));
@@ -357,6 +360,7 @@ pub fn summary(config: &Config, memory: &Report, timeline: &Timeline) -> Simulat
         host_bytes_per_rank: memory.host_per_rank.bytes,
         fits: memory.fits,
         schedules: Vec::new(),
+        assumed: assumed(config),
         chosen: None,
         measured: None,
         compared: None,
@@ -379,6 +383,26 @@ impl SimulationReport {
         }
         (self.clipped, self.step_seconds) = (clipped, seconds);
     }
+}
+
+/// Sentences about rates that the box of `config` does not say and that a simulation assumes.
+pub(crate) fn assumed(config: &Config) -> Vec<String> {
+    // A config that cannot be simulated has been refused before.
+    let Ok(hardware) = hardware(config, HostBytes::default()) else { return Vec::new() };
+    if hardware.measured.is_some() || hardware.pcie_sums > 0.0 {
+        return Vec::new();
+    }
+    let (tp, dp) = (config.parallel.tensor, config.parallel.data);
+    let sums = sim::sums_over_pcie(&hardware, tp, dp);
+    let words = |(ranks, rate): (usize, f64)| {
+        format!(
+            "sums of {} cross PCIe, and the host decides how fast: {:.1} GB/s are assumed, and with the same cards one host \
+             reached 15 times as much as another; `onebox bench --save-box FILE` measures it for `gpu.peer_gb_per_s`",
+            counted(ranks, "GPU"),
+            rate / 1e9
+        )
+    };
+    sums.map(words).into_iter().collect()
 }
 
 /// Whether the op runs on the host, its links, or the data-parallel links.

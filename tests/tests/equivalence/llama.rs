@@ -361,7 +361,8 @@ fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
 
 #[test]
 fn when_and_where_the_update_runs_changes_no_bit() {
-    for model in ["qwen3", "qwen2"] {
+    // The last two have two kinds of layers.
+    for model in ["qwen3", "qwen2", "gemma3", "olmo3"] {
         let some = |mode, more: &[&str]| {
             let base = ["batch.micro=2", "recompute=Block", mode, "parallel.tensor=2"];
             weights(model, &[&base, more].concat())

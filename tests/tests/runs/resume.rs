@@ -298,6 +298,26 @@ fn a_checkpoint_of_shared_heads_goes_from_layout_to_layout_and_back() {
     goes_from_layout_to_layout(&with(BASE, &["model.family=Llama", "model.kv_heads=2"]));
 }
 
+/// The parts of Gemma 3 and of OLMo 3: layers with and without a window have tables of their own, and
+/// branches have norms at their ends. Ranks that share a head of keys share its gains in OLMo 3.
+#[test]
+fn a_checkpoint_of_two_kinds_of_layers_goes_from_layout_to_layout_and_back() {
+    let kinds = [
+        "model.family=Llama",
+        "model.kv_heads=2",
+        "model.layer_pattern=WF",
+        "model.window=5",
+        "model.window_rope.theta=100",
+        "model.qk_norm=true",
+    ];
+    let gemma =
+        ["model.norm_place=Around", "model.norm_offset=true", "model.gate=Gelu", "model.tied=true"];
+    let olmo = ["model.norm_place=After", "model.qk_norm_width=true"];
+    for parts in [&gemma[..], &olmo] {
+        goes_from_layout_to_layout(&with(&with(BASE, &kinds), parts));
+    }
+}
+
 fn goes_from_layout_to_layout(base: &[&str]) {
     let layouts: [&[&str]; 6] = [
         &["parallel.tensor=1", "parallel.data=4"],

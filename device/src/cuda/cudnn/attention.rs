@@ -17,7 +17,7 @@ const WIDEST_HEAD: usize = 128;
 
 /// Compute capabilities where the library's attention is faster than onebox's kernels: measured on
 /// sm_90; on sm_100 and sm_103 others measured it.
-const FASTER_ON: [u32; 3] = [90, 100, 103];
+pub const FASTER_ON: [u32; 3] = [90, 100, 103];
 
 /// Rows to which the library rounds up the matrix of a head's weights, as cuDNN 9.19 does on sm_90.
 const ROWS: u64 = 128;

@@ -5,7 +5,7 @@ use super::{BlockShape, CollectiveRate, ConcurrentUpdate, NodeMemory, Row};
 use device::Dtype;
 use files::output::Output;
 use files::utc::Utc;
-use predict::sim::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE};
+use predict::sim::{CHANNEL_SHARE, MEMORY_SHARE, nominal_link, nvlink_sum_share};
 use std::fmt::Write as _;
 use topology::{counted, format_bytes};
 
@@ -142,13 +142,14 @@ impl GpuBox {
         let measured =
             format!("Measured: {way} sums of {size} over {gpus} send {sums:.2} GB/s from each GPU");
         if sums > self.link() {
-            text.say(&format!("{measured}; divided by {NVLINK_SHARE}."));
-            text.rate("peer_gb_per_s", sums / NVLINK_SHARE);
+            let share = nvlink_sum_share(self.gpu.sm, self.gpus);
+            text.say(&format!("{measured}; divided by {share}."));
+            text.rate("peer_gb_per_s", sums / share);
         } else {
             text.say(&format!(
-                "{measured}: no more than a link to the host, so `peer_gb_per_s` is left out, and a simulation sends them \
-                 over these links."
+                "{measured}: no more than a link to the host. A simulation uses it as it is."
             ));
+            text.rate("peer_gb_per_s", sums);
         }
     }
 
@@ -215,8 +216,9 @@ impl GpuBox {
                 "Measured while all {gpus} copy: {up:.2} GB/s up, {down:.2} down, each."
             ));
         }
-        text.say(&format!("The slower way, divided by {LINK_SHARE}."));
-        text.rate("link_gb_per_s", self.link() / LINK_SHARE);
+        let nominal = nominal_link(self.link() * 1e9) / 1e9;
+        text.say(&format!("The slower way, divided by {:.2}.", self.link() / nominal));
+        text.rate("link_gb_per_s", nominal);
     }
 }
 
@@ -397,8 +399,8 @@ mod tests {
         near(read.gpu.gemm_tflops, 1.0, 1.05 * 712.5);
         near(read.gpu.fp32_tflops, 1.0, 1.05 * 51.0);
         near(read.gpu.memory_gb_per_s, MEMORY_SHARE, 2680.0);
-        near(read.gpu.peer_gb_per_s, NVLINK_SHARE, 330.0);
-        near(read.host.link_gb_per_s, LINK_SHARE, 48.0);
+        near(read.gpu.peer_gb_per_s, nvlink_sum_share(90, 4), 330.0);
+        near(read.host.link_gb_per_s, 0.85, 48.0);
         near(read.host.node_gb_per_s, CHANNEL_SHARE, 232.0);
         near(read.host.core_gb_per_s, 64.0, 450.0);
         assert_eq!((read.gpus, read.numa_nodes, read.host.cores), (4, 2, 64));
@@ -426,15 +428,13 @@ mod tests {
             text.contains("Not measured, so `peer_gb_per_s` is left out: GPU 2 is lost."),
             "{text}"
         );
-        assert!(
-            (f64::from(read.host.link_gb_per_s) * LINK_SHARE / 53.0 - 1.0).abs() < 1e-3,
-            "{text}"
-        );
+        assert!((f64::from(read.host.link_gb_per_s) * 0.85 / 53.0 - 1.0).abs() < 1e-3, "{text}");
         assert!(without.missing().unwrap().contains("GPU 2 is lost"));
-        // GPUs that exchange data over PCIe have no link of their own.
+        // Sums over PCIe are as fast as they were measured.
         let slow = example(Ok(ConcurrentRates { up: 48.0, down: 50.0, sums: 20.0 }));
         let text = slow.to_ron();
-        assert_eq!(load(&text).gpu.peer_gb_per_s, 0.0);
+        let read = load(&text);
+        assert_eq!((read.gpu.peer_gb_per_s, read.nvlink_gb_per_s()), (20.0, 0.0));
         assert!(text.contains("send 20.00 GB/s from each GPU: no more than a link"), "{text}");
         assert!(slow.missing().is_none());
     }

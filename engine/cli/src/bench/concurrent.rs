@@ -4,7 +4,7 @@
 use super::adam::adam_on;
 use super::copies::CopyDevice;
 use super::node_memory::{nodes, on_node};
-use super::{PATIENCE, REPEATS, Row, all_at_once, cases, open, place, timed};
+use super::{PATIENCE, REPEATS, Row, all_at_once, cases, place, timed};
 use crate::single_rank::on_gpu;
 use device::cuda::{self, Peers};
 use device::{

@@ -47,6 +47,8 @@ struct BoxRow {
     nvlink_gb_per_s: f64,
     /// Whether NVLink joins every pair of GPUs.
     nvlink_joins_all: bool,
+    /// Rate at which each GPU sends in sums over PCIe; 0 if the box does not say it.
+    pcie_sums_gb_per_s: f32,
     /// Rate between machines.
     network_gb_per_s: f32,
 }
@@ -90,7 +92,7 @@ fn write_new(path: &Path) -> Result<(), CommandError> {
 fn listed(name: &'static str, described: &BoxConfig) -> BoxRow {
     let alone = f64::from(described.host.link_gb_per_s);
     let (mut link, mut all) = ([alone; 2], alone);
-    let mut nvlink = vec![f64::from(described.gpu.peer_gb_per_s)];
+    let mut nvlink = vec![f64::from(described.nvlink_gb_per_s())];
     if let Some(machine) = &described.machine {
         let gpus = 0..machine.gpus.len();
         let each = gpus.clone().filter_map(|gpu| machine.host_gb_per_s_alone(gpu));
@@ -112,6 +114,7 @@ fn listed(name: &'static str, described: &BoxConfig) -> BoxRow {
         link_gb_per_s_all: all,
         nvlink_gb_per_s: nvlink.iter().copied().fold(0.0, f64::max),
         nvlink_joins_all: !nvlink.is_empty() && nvlink.iter().all(|rate| *rate > 0.0),
+        pcie_sums_gb_per_s: described.pcie_sums_gb_per_s(),
         network_gb_per_s: described.network_gb_per_s,
     }
 }
@@ -133,6 +136,9 @@ impl BoxRow {
             (1, _) => "-".into(),
             (_, true) => nvlink,
             (_, false) if self.nvlink_gb_per_s > 0.0 => nvlink + " between some",
+            (_, false) if self.pcie_sums_gb_per_s > 0.0 => {
+                format!("over these links, sums {} GB/s", rate(f64::from(self.pcie_sums_gb_per_s)))
+            }
             (_, false) => "over these links".into(),
         };
         if self.machines > 1 {

@@ -179,7 +179,8 @@ fn entry(number: usize, layout: &Layout, best: f64) -> String {
         memories(layout),
     );
     // Only the best layout shows warnings; the others show how full their memories are.
-    for warning in layout.nearly_full.iter().filter(|_| number == 1) {
+    let warnings = layout.nearly_full.iter().chain(&layout.assumed);
+    for warning in warnings.filter(|_| number == 1) {
         let _ = writeln!(out, "   warning: {warning}");
     }
     if number > 1 {

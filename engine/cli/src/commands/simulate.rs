@@ -235,6 +235,9 @@ fn text(config: &Config, report: &SimulationReport) -> String {
     let (gpu, host) = (format_bytes(report.gpu_bytes), format_bytes(report.host_bytes_per_rank));
     let _ = writeln!(out, "\neach GPU holds {gpu}, the host {host} for each rank (`onebox plan`)");
     let _ = writeln!(out, "{}", bound(report));
+    for warning in &report.assumed {
+        let _ = writeln!(out, "warning: {warning}");
+    }
     out
 }
 

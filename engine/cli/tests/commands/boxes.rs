@@ -94,7 +94,7 @@ fn a_box_is_taken_by_its_name_where_there_is_no_file_of_it() {
     wrong.refused(78, &["no such box", "did you mean `--box h100-128gib`?"]);
     folder
         .onebox(&["plan", "tiny.ron", "--box", "cray"])
-        .refused(78, &["there are: desktop-2x3090, "]);
+        .refused(78, &["there are: a2, a3, desktop-2x3090, "]);
     for path in ["dgx2.ron", "boxes/dgx2"] {
         folder.onebox(&["plan", "tiny.ron", "--box", path]).refused(78, &["mean `--box dgx2`?"]);
     }

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 /// A box of two GPUs without a topology, and a model for it.
 const BOX: &str = r#"(
     gpus: 2, gpu_memory: "2GiB", numa_nodes: 1, node_memory: "4GiB",
-    gpu: (gemm_tflops: 10, fp32_tflops: 5, memory_gb_per_s: 100, processors: 20, sm: 80),
+    gpu: (gemm_tflops: 2, fp32_tflops: 1, memory_gb_per_s: 100, processors: 20, sm: 80),
     host: (node_gb_per_s: 20, core_gb_per_s: 5, cores: 4, link_gb_per_s: 8),
 )"#;
 const MODEL: &str = r#"(

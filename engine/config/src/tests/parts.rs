@@ -21,6 +21,10 @@ fn every_part_is_read_and_comes_back() {
     assert_eq!((beta_slow, truncate, attention_factor), (1.0, false, None));
     let text = config.to_ron();
     assert_eq!(tests::config(&text, &[]), config, "{text}");
+    // A norm over all heads has no gains around 1.
+    let config = tests::config(PARTS, &["model.qk_norm_width=true", "model.norm_offset=false"]);
+    assert!(config.model.qk_norm_width);
+    assert_eq!(tests::config(&config.to_ron(), &[]), config);
 }
 
 #[test]
@@ -57,6 +61,23 @@ fn parts_that_do_not_fit_together() {
         "model.qk_norm_width",
         &["a norm that is not there", "set `model.qk_norm` to `true`"],
     );
+    refuses(
+        &llama(&["model.qk_norm=true", "model.qk_norm_width=true", "model.norm_offset=true"]),
+        "model.qk_norm_width",
+        &["by its gain alone", "leave `model.qk_norm_width` or `model.norm_offset` out"],
+    );
+    refuses(
+        &llama(&["model.qk_norm=true", "model.layer_pattern=FN"]),
+        "model.qk_norm",
+        &["layers `N` do not rotate", "write no `N` in `model.layer_pattern`"],
+    );
+    for place in ["model.norm_place=Around", "model.norm_place=After"] {
+        refuses(
+            &llama(&["model.proj_bias=true", place]),
+            "model.proj_bias",
+            &["no bias before a norm", "set `model.norm_place` to `Before`"],
+        );
+    }
     // A head of LEAST has 8 elements.
     refuses(
         &llama(&["model.rope.rotated_share=0.4"]),

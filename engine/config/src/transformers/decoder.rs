@@ -244,14 +244,13 @@ fn biases(keys: &mut Keys, class: ModelClass) -> (bool, bool) {
             keys.fixed("attention_bias", &[json!(biased)], "its class does not have it so");
             (biased, false)
         }
-        ModelClass::Llama
-        | ModelClass::Qwen3
-        | ModelClass::Gemma2
-        | ModelClass::Gemma3
-        | ModelClass::Olmo2
-        | ModelClass::Olmo3
-        | ModelClass::SmolLm3
-        | ModelClass::Granite => {
+        // A bias of the projection back would come before the norm at its end.
+        ModelClass::Gemma2 | ModelClass::Gemma3 | ModelClass::Olmo2 | ModelClass::Olmo3 => {
+            let why = "onebox adds no bias before the norm at the end of attention";
+            keys.fixed("attention_bias", &[json!(false)], why);
+            (false, false)
+        }
+        ModelClass::Llama | ModelClass::Qwen3 | ModelClass::SmolLm3 | ModelClass::Granite => {
             let biased = keys.flag("attention_bias", false);
             (biased, biased)
         }
@@ -336,4 +335,30 @@ fn refuse_unknown(keys: &mut Keys) {
         })
         .collect();
     keys.wrong.extend(strange);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::transformers::folder_model;
+    use serde_json::json;
+
+    #[test]
+    fn a_bias_before_the_norm_at_the_end_of_attention_is_refused() {
+        for (kind, class) in [
+            ("gemma2", "Gemma2ForCausalLM"),
+            ("gemma3_text", "Gemma3ForCausalLM"),
+            ("olmo2", "Olmo2ForCausalLM"),
+            ("olmo3", "Olmo3ForCausalLM"),
+        ] {
+            let config = json!({
+                "model_type": kind, "architectures": [class], "hidden_size": 64, "intermediate_size": 160,
+                "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512,
+                "max_position_embeddings": 512, "attention_bias": true
+            });
+            let refusal = folder_model(config.to_string().as_bytes()).expect_err(kind);
+            let why = "`attention_bias` is true, not false: onebox adds no bias before the norm";
+            let found = refusal.wrong.iter().any(|wrong| wrong.contains(why));
+            assert!(found, "{kind}: {refusal:?}");
+        }
+    }
 }

@@ -46,11 +46,7 @@ const KEYS_OF_GPUS: [BoxKey; 9] = [
         groups: &[PRODUCTS, ATTENTION, KERNELS],
         enlarge: |b| b.gpu.memory_gb_per_s *= MORE,
     },
-    BoxKey {
-        key: "gpu.peer_gb_per_s",
-        groups: &[TP_SUMS, DP_SUMS],
-        enlarge: |b| b.gpu.peer_gb_per_s *= MORE,
-    },
+    BoxKey { key: "gpu.peer_gb_per_s", groups: &[TP_SUMS, DP_SUMS], enlarge: enlarge_peers },
     BoxKey { key: "topology (its NVLink)", groups: &[TP_SUMS, DP_SUMS], enlarge: enlarge_nvlink },
     BoxKey {
         key: "host.link_gb_per_s",
@@ -113,6 +109,15 @@ const KEYS_OF_CORES: [BoxKey; 9] = [
     BoxKey { key: "measured.gb_per_s_32", groups: ALL, enlarge: |b| enlarge_ops(b, 1) },
     BoxKey { key: "measured.other_gb_per_s", groups: ALL, enlarge: enlarge_other },
 ];
+
+/// A rate of sums over PCIe stays one: above the rate of a link it would be NVLink's.
+fn enlarge_peers(b: &mut BoxConfig) {
+    let is_nvlink = b.nvlink_gb_per_s() > 0.0;
+    b.gpu.peer_gb_per_s *= MORE;
+    if !is_nvlink && b.topology.is_none() {
+        b.gpu.peer_gb_per_s = b.gpu.peer_gb_per_s.min(b.host.link_gb_per_s);
+    }
+}
 
 fn enlarge_nvlink(b: &mut BoxConfig) {
     if let Some(machine) = &mut b.machine {
@@ -256,6 +261,19 @@ mod tests {
         let small = ["batch.global=1", "batch.micro=1", "offload.update=Serial"];
         let host = most("h100-512gib", &small);
         assert!(host.key.starts_with("host."), "{host:?}");
+    }
+
+    #[test]
+    fn sums_over_pcie_stay_on_pcie() {
+        let mut described = config::load_box(Path::new("workstation-4x4090")).unwrap();
+        described.gpu.peer_gb_per_s = 0.98 * described.host.link_gb_per_s;
+        enlarge_peers(&mut described);
+        assert_eq!(described.nvlink_gb_per_s(), 0.0);
+        assert_eq!(described.pcie_sums_gb_per_s(), described.host.link_gb_per_s);
+        described.gpu.peer_gb_per_s = 2.0 * described.host.link_gb_per_s;
+        let peers = described.gpu.peer_gb_per_s;
+        enlarge_peers(&mut described);
+        assert_eq!(described.nvlink_gb_per_s(), MORE * peers);
     }
 
     #[test]

@@ -5,7 +5,9 @@ use super::{Candidate, Layout};
 use crate::changes;
 use crate::plan::memory_report;
 use crate::range::RateRange;
-use crate::simulate::{SimulateError, SimulationReport, described_box, groups, simulate, summary};
+use crate::simulate::{
+    SimulateError, SimulationReport, assumed, described_box, groups, simulate, summary,
+};
 use config::{Config, LoadedConfig, Placement};
 use engine::dry_run::{alike, with_micro_batches};
 use layout::build::{RankLayout, lay_out, shape, speculated_share, vertical_width};
@@ -69,6 +71,7 @@ pub(super) fn layout(loaded: &LoadedConfig, c: &Candidate) -> Result<Layout, Sim
         node_bytes: memory.nodes.iter().map(|node| node.bytes).collect(),
         node_limit: memory.nodes.first().map_or(0, |node| node.limit),
         nearly_full: memory.nearly_full,
+        assumed: assumed(config),
         extrapolated,
         waits: step.waits,
         loses_by: Vec::new(),

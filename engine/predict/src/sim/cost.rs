@@ -1,31 +1,61 @@
 //! The cost of an op: its use of resources, and its time if nothing else runs.
 //!
-//! A resource has a rate, and several ops may use it at the same time. The constants here are few
-//! and the same for every box and model. None is fitted to a whole step: each is the fraction of a
-//! data sheet's rate that one kind of op reaches.
+//! A resource has a rate, and several ops may use it at the same time. The constants are the same for
+//! every box and model. None is fitted to a whole step: each is the fraction of a data sheet's rate
+//! that one kind of op reaches, from measurements of that kind of op.
 
 mod across;
+mod attention;
+mod collectives;
 mod kernels;
+mod products;
 
-use super::hardware::{Hardware, MeasuredMachine};
+use super::hardware::{Gpu, Hardware, MeasuredMachine};
 use super::program::{Work, WorkKind};
 use super::share::Side;
 #[cfg(test)]
 pub(super) use across::GroupSpread;
 pub(super) use across::meeting;
+pub(super) use collectives::crosses_pcie;
+pub use collectives::{NVLINK_SHARE, PCIE_SUM_SHARES, nvlink_sum_share, pcie_sums};
 use config::Fact;
 use device::Cargo;
 pub use kernels::WIDE_SHARE;
 use kernels::kernel;
 
-/// Share of a GPU's memory bandwidth that streaming kernels reach.
-pub const MEMORY_SHARE: f64 = 0.8;
+/// Share of a GPU's memory bandwidth that streaming kernels reach. Measured: 0.85 on an H200 by
+/// onebox's own sums and casts, 0.90 on an A100 and 0.97 on an H100 by the sum of two arrays (profiles
+/// of vidur).
+pub const MEMORY_SHARE: f64 = 0.88;
 
-/// Share of a PCIe link that large pinned copies reach: 12.3 GB/s of 15.75.
+/// The same share in the comparison with the figures of 2020, before any kernel was measured.
+const MEMORY_SHARE_2020: f64 = 0.8;
+
+/// Share of a PCIe link up to 4.0 x16 that large pinned copies reach: 12.3 GB/s of 15.75, 24.8 of 31.5.
 pub const LINK_SHARE: f64 = 0.78;
 
-/// Share of NVLink that large collectives reach: 130 GB/s of 150.
-pub const NVLINK_SHARE: f64 = 0.87;
+/// The same share of a link of PCIe 5.0 x16: 50.5 to 55.6 GB/s of 63 on H100, H200 and RTX PRO 6000.
+const FAST_LINK_SHARE: f64 = 0.85;
+
+/// Rate of copies up and down at once relative to one way, from PCIe 4.0 x16 on: 1.46 to 1.69 in six
+/// measurements on H200s (`benchmarks/h200-2026-11-26.md`), and 1.43 on an A100 (nvbandwidth).
+const BOTH_WAYS: f64 = 1.57;
+
+/// Nominal bytes per second from which on a link is one of PCIe 5.0 x16.
+const FAST_LINK: f64 = 40e9;
+
+/// Share of a link of `rate` nominal bytes per second that large pinned copies reach.
+pub const fn link_share(rate: f64) -> f64 {
+    if rate < FAST_LINK { LINK_SHARE } else { FAST_LINK_SHARE }
+}
+
+/// Nominal bytes per second of the link on which pinned copies reach `rate` bytes per second.
+pub fn nominal_link(rate: f64) -> f64 {
+    let slow = rate / LINK_SHARE;
+    // Between both kinds of links lies no rate: copies that are faster than the fastest slow link
+    // have a fast one.
+    if slow < FAST_LINK { slow } else { (rate / FAST_LINK_SHARE).max(FAST_LINK) }
+}
 
 /// Share of the network between boxes that collectives reach.
 const NETWORK_SHARE: f64 = 0.85;
@@ -39,13 +69,17 @@ pub(super) const KERNEL_GAP: f64 = 2e-6;
 /// Seconds until a copy moves bytes.
 const COPY_START: f64 = 8e-6;
 
-/// Seconds until a collective moves bytes, and additional seconds for each further rank.
-const COLLECTIVE_START: f64 = 12e-6;
-const COLLECTIVE_HOP: f64 = 2e-6;
-
 /// Seconds until a host task starts, and seconds until ranks of one process have met.
 const TASK_START: f64 = 2e-6;
 const MEETING: f64 = 3e-5;
+
+impl Gpu {
+    /// Bytes per second that streaming kernels read and write.
+    fn streamed(&self) -> f64 {
+        let share = if self.as_of_2020.is_some() { MEMORY_SHARE_2020 } else { MEMORY_SHARE };
+        self.memory * share
+    }
+}
 
 /// An op's use of resources, and its time if nothing else runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +109,7 @@ pub(super) enum Resource {
     NvLink(usize),
     Up(usize),
     Down(usize),
+    BothWays(usize),
     Channels(usize),
     Network(usize),
     Cores,
@@ -86,11 +121,14 @@ impl Resources {
         let machines = hardware.seats.iter().map(|seat| seat.machine + 1).max().unwrap_or(1);
         // The unit of arithmetic is seconds, since its rate depends on shapes.
         let mut rates = vec![1.0; ranks];
-        rates.extend(vec![gpu.memory * MEMORY_SHARE; ranks]);
+        rates.extend(vec![gpu.streamed(); ranks]);
         rates.extend(vec![1.0; ranks]);
-        for _ in 0..2 {
-            rates.extend(hardware.links.iter().map(|rate| rate * LINK_SHARE));
-        }
+        let links = || hardware.links.iter().map(|rate| rate * link_share(*rate));
+        rates.extend(links());
+        rates.extend(links());
+        // Nobody has measured a loss on slower links.
+        let both = |rate: f64| if rate < 20e9 { 2.0 } else { BOTH_WAYS };
+        rates.extend(links().zip(&hardware.links).map(|(copied, rate)| copied * both(*rate)));
         rates.extend(hardware.nodes.iter().map(|rate| rate * CHANNEL_SHARE));
         rates.extend(vec![hardware.network * NETWORK_SHARE; machines]);
         rates.push(hardware.measured.as_ref().map_or(1.0, |m| m.cores));
@@ -98,13 +136,14 @@ impl Resources {
     }
 
     fn index(&self, resource: Resource) -> usize {
-        let (links, nodes) = (3 * self.ranks, 3 * self.ranks + 2 * self.links);
+        let (links, nodes) = (3 * self.ranks, 3 * self.ranks + 3 * self.links);
         match resource {
             Resource::Arithmetic(rank) => rank,
             Resource::Memory(rank) => self.ranks + rank,
             Resource::NvLink(rank) => 2 * self.ranks + rank,
             Resource::Up(link) => links + link,
             Resource::Down(link) => links + self.links + link,
+            Resource::BothWays(link) => links + 2 * self.links + link,
             Resource::Channels(node) => nodes + node,
             Resource::Network(machine) => nodes + self.nodes + machine,
             Resource::Cores => self.rates.len() - 1,
@@ -157,22 +196,18 @@ pub(super) fn of_rank(h: &Hardware, resources: &Resources, rank: usize, work: &W
 fn copy(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest {
     let (seat, bytes) = (&h.seats[rank], work.bytes as f64);
     let link = |link: &usize| match work.kind {
-        WorkKind::Up => (Resource::Up(*link), bytes),
-        _ => (Resource::Down(*link), bytes),
+        WorkKind::Up => [(Resource::Up(*link), bytes), (Resource::BothWays(*link), bytes)],
+        _ => [(Resource::Down(*link), bytes), (Resource::BothWays(*link), bytes)],
     };
-    let mut amounts: Vec<_> = seat.links.iter().map(link).collect();
+    let mut amounts: Vec<_> = seat.links.iter().flat_map(link).collect();
     amounts.extend(
         seat.staging.iter().map(|(node, share)| (Resource::Channels(*node), bytes * share)),
     );
     let share = copy_share(h, work.cargo);
-    let slowest = seat.links.iter().map(|link| h.links[*link]).fold(f64::INFINITY, f64::min);
+    let rate = |link: &usize| h.links[*link] * link_share(h.links[*link]);
+    let slowest = seat.links.iter().map(rate).fold(f64::INFINITY, f64::min);
     let side = if matches!(work.kind, WorkKind::Down) { Side::Down } else { Side::Device };
-    ResourceRequest {
-        fixed: COPY_START,
-        least: bytes / (slowest * LINK_SHARE * share),
-        amounts,
-        side,
-    }
+    ResourceRequest { fixed: COPY_START, least: bytes / (slowest * share), amounts, side }
 }
 
 /// Share of a link that a rank's copy gets. Before DeepSpeed's `round_robin_gradients`, in 2020,
@@ -218,58 +253,13 @@ pub(super) fn of_group(
         return on_cores(measured, work, n).demand(resources);
     }
     let request = match work.kind {
-        WorkKind::Collective { rounds, .. } if n > 1 => {
-            // A ring, or an equally fast algorithm: every rank sends and receives this many bytes.
-            let crossing = f64::from(rounds) * (n - 1) as f64 / n as f64 * work.bytes as f64;
-            let mut request = ring(h, members, crossing);
-            // Each rank also reads and writes its own memory.
-            request.amounts.extend(members.iter().map(|&r| (Resource::Memory(r), 2.0 * crossing)));
-            request.fixed = COLLECTIVE_START + COLLECTIVE_HOP * (n - 1) as f64;
-            request.fixed += across::hops(h, members, rounds);
-            request
-        }
+        WorkKind::Collective { .. } if n > 1 => collectives::collective(h, members, work),
         WorkKind::Meeting { .. } if n > 1 => {
             ResourceRequest { fixed: across::host_sum(h, members), ..ResourceRequest::default() }
         }
         _ => ResourceRequest { fixed: KERNEL_GAP, ..ResourceRequest::default() },
     };
     request.demand(resources)
-}
-
-/// The bytes that pass every rank of a ring, on the links between them.
-fn ring(h: &Hardware, members: &[usize], crossing: f64) -> ResourceRequest {
-    let mut request = ResourceRequest::default();
-    let machine = |rank: usize| h.seats[rank].machine;
-    let machines: std::collections::BTreeSet<usize> = members.iter().map(|&r| machine(r)).collect();
-    if machines.len() > 1 {
-        request.amounts.extend(machines.iter().map(|&m| (Resource::Network(m), crossing)));
-    }
-    for &rank in members {
-        let inside = members.iter().filter(|&&other| machine(other) == machine(rank));
-        let rates: Vec<f64> = inside.filter(|&&o| o != rank).map(|&o| h.nvlink[rank][o]).collect();
-        if rates.is_empty() {
-            continue;
-        }
-        let all_joined = rates.iter().all(|rate| *rate > 0.0);
-        let switched = rates.len() > 1 && rates.iter().all(|rate| *rate == rates[0]);
-        if all_joined || rates.iter().filter(|rate| **rate > 0.0).count() >= 2 {
-            // GPUs on switches use all links for one peer or for all; without switches each pair
-            // has its own links.
-            let rate = if switched { rates[0] } else { rates.iter().sum() };
-            request.amounts.push((Resource::NvLink(rank), crossing / (rate * NVLINK_SHARE)));
-        } else {
-            for &link in &h.seats[rank].links {
-                for way in [Resource::Up(link), Resource::Down(link)] {
-                    // A ring crosses a shared link once each way, for any number of GPUs below the
-                    // link.
-                    if !request.amounts.iter().any(|(used, _)| *used == way) {
-                        request.amounts.push((way, crossing));
-                    }
-                }
-            }
-        }
-    }
-    request
 }
 
 /// The cost of a virtual GPU's op in core time. `members` ranks take part, each in its own thread.

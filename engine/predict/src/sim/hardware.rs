@@ -7,10 +7,20 @@ use device::{Group, Rank};
 use era::Era2020;
 use std::collections::BTreeMap;
 
+/// Kernels that compute attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionKernels {
+    /// onebox's own.
+    #[default]
+    Own,
+    /// cuDNN's.
+    Cudnn,
+}
+
 /// GPUs of one kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpu {
-    /// FLOPs per second of dense 16-bit matmuls with fp32 sums, by the data sheet.
+    /// FLOPs per second of large dense 16-bit matmuls with fp32 sums, sustained in a step.
     pub flops_16: f64,
     /// FLOPs per second of fp32 arithmetic.
     pub flops_32: f64,
@@ -21,6 +31,8 @@ pub struct Gpu {
     /// Compute capability, for example 70 for V100. It selects the attention kernels; 0 selects
     /// those in fp32.
     pub sm: u32,
+    /// The kernels of attention.
+    pub attention: AttentionKernels,
     /// The software of ZeRO-Offload's authors in 2020, if it is simulated.
     pub as_of_2020: Option<Era2020>,
 }
@@ -54,6 +66,8 @@ pub struct Hardware {
     pub core_memory: f64,
     /// Bytes per second of NVLink between the GPUs of two ranks; 0 for none.
     pub nvlink: Vec<Vec<f64>>,
+    /// Bytes per second that each GPU sends in sums over PCIe, measured on the box; 0 if unknown.
+    pub pcie_sums: f64,
     /// Bytes per second each way between a box and the others.
     pub network: f64,
     /// Seats by rank.

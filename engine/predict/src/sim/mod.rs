@@ -13,9 +13,12 @@ mod solve;
 mod submit;
 mod timeline;
 
-pub use cost::{CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, WIDE_SHARE};
+pub use cost::{
+    CHANNEL_SHARE, LINK_SHARE, MEMORY_SHARE, NVLINK_SHARE, PCIE_SUM_SHARES, WIDE_SHARE, link_share,
+    nominal_link, nvlink_sum_share, pcie_sums,
+};
 pub use hardware::era::Era2020;
-pub use hardware::{Gpu, Hardware, MeasuredMachine, Rates, Seat};
+pub use hardware::{AttentionKernels, Gpu, Hardware, MeasuredMachine, Rates, Seat};
 pub use program::{Program, Work, WorkKind, record};
 pub use timeline::{SimulatedOp, Timeline};
 
@@ -44,6 +47,23 @@ pub fn simulate(
     let problem = Problem { program: &program, users: &users, classes: &classes, queues, submits };
     let solved = solve(problem);
     Timeline::new(program, classes, meetings, solved.0, solved.1, queues)
+}
+
+/// The largest group of a TP x DP grid whose sums cross PCIe: its number of ranks in a box, and the
+/// rate in bytes per second at which each of them sends. `None`: NVLink or no link joins all groups.
+pub fn sums_over_pcie(hardware: &Hardware, tp: usize, dp: usize) -> Option<(usize, f64)> {
+    let all: Vec<Rank> = Rank::all(tp, dp).collect();
+    let groups = [Group::Tp, Group::Dp].into_iter();
+    let groups = groups.flat_map(|group| Hardware::groups(&all, group));
+    let over_pcie = groups.filter(|members| cost::crosses_pcie(hardware, members));
+    let rate = |members: Vec<usize>| {
+        let machine = hardware.seats[members[0]].machine;
+        let ranks = members.iter().filter(|&&rank| hardware.seats[rank].machine == machine).count();
+        let links = members.iter().flat_map(|&rank| &hardware.seats[rank].links);
+        let slowest = links.map(|link| hardware.links[*link]).fold(f64::INFINITY, f64::min);
+        (ranks, pcie_sums(hardware.pcie_sums, slowest, ranks))
+    };
+    over_pcie.map(rate).max_by_key(|(ranks, _)| *ranks)
 }
 
 /// The queue of a rank for each lane. Virtual GPUs run inline. With NCCL both communication lanes

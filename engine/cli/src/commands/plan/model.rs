@@ -326,7 +326,7 @@ fn fits(
         best.model_tflops_per_gpu,
         search::memories(best),
     );
-    for warning in &best.nearly_full {
+    for warning in best.nearly_full.iter().chain(&best.assumed) {
         let _ = writeln!(out, "  warning: {warning}");
     }
     if let Some(words) = of_states(found.states, &found.config) {

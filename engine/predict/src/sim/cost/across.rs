@@ -1,7 +1,8 @@
 //! Costs of a group in several boxes: latency of hops, and messages between processes. A
 //! box has one process. `benchmarks/cluster-2026-11-25.md` has the measurements.
 
-use super::{COLLECTIVE_HOP, MEETING};
+use super::MEETING;
+use super::collectives::COLLECTIVE_HOP;
 use crate::sim::Hardware;
 use std::collections::BTreeSet;
 

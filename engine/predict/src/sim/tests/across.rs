@@ -76,7 +76,7 @@ fn a_group_of_several_boxes_pays_for_hops_and_messages() {
     near(sum, 30e-6 + 3.0 * way + (3.0 * 4.0 + 2.0 * 4.0) * each);
     // All ranks of the group are in one box.
     let (gather, meeting, sum) = times(&boxes(2), (2, 2), Group::Tp);
-    near(gather, 12e-6 + 2e-6 + 0.5 * BYTES as f64 / 87e9);
+    near(gather, 37e-6 + 0.5 * BYTES as f64 / 50e9);
     near(meeting, 30e-6);
     near(sum, 30e-6);
 }

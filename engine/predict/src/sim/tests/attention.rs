@@ -69,10 +69,11 @@ fn attention_costs_what_its_kernel_executes() {
     let flops = [2.0, 7.0].map(|products| 2.0 * products * square * 136.0 / 256.0);
     let fp32 = [2e-6 + flops[0] / (0.38 * 10e12), 6e-6 + flops[1] / (0.38 * 10e12)];
     // 80 multiprocessors of 64 lanes at 10 TFLOPS run at 0.977 GHz. A matmul takes 3.2 clocks of
-    // tensor cores. The cost is halfway between the largest clocks (shared memory's on a V100) and
-    // the sum of all clocks.
+    // tensor cores. The cost is the largest clocks (shared memory's on a V100) and 0.45 of the other
+    // clocks. 460 and 200 tokens are as long as starting and ending the blocks of 1024.
     let clocks = |least: [f64; 2], all: [f64; 2]| {
-        let clocks = [0, 1].map(|pass| f64::midpoint(least[pass], all[pass]));
+        let short = [1484.0 / 1024.0, 1224.0 / 1024.0];
+        let clocks = [0, 1].map(|pass| (0.55 * least[pass] + 0.45 * all[pass]) * short[pass]);
         [0, 1].map(|pass| {
             let launches = [2e-6, 6e-6][pass];
             launches + flops[pass] / 4096.0 * clocks[pass] / (80.0 * 10e12 / (2.0 * 64.0 * 80.0))
@@ -144,8 +145,16 @@ fn attention_in_a_window_costs_the_tiles_of_the_window() {
         };
         let (whole, narrow, wide) = (of(None), of(Some(65)), of(Some(1024)));
         assert_eq!(whole, wide);
+        // Blocks with fewer keys start and end as often, except in the kernels without tensor cores.
+        let pairs = 65.0 * 66.0 / 2.0 + (1024.0 - 65.0) * 65.0;
+        let length = 2.0 * pairs / 1024.0;
         for (pass, launches) in [2e-6, 6e-6].into_iter().enumerate() {
-            near(narrow[pass] - launches, (whole[pass] - launches) * 31.0 / 136.0);
+            let short = [460.0, 200.0][pass];
+            let slower = match sm {
+                75 => 1.0,
+                _ => (1.0 + short / length) / (1.0 + short / 1024.0),
+            };
+            near(narrow[pass] - launches, (whole[pass] - launches) * slower * 31.0 / 136.0);
         }
     }
 }
@@ -159,7 +168,7 @@ fn shared_heads_of_keys_and_values_are_read_and_written_once() {
         let bytes = [qkv + out + lse, 2.0 * qkv + 2.0 * out + lse];
         let fixed = [2e-6, 6e-6];
         for (got, (bytes, fixed)) in got.into_iter().zip(bytes.into_iter().zip(fixed)) {
-            near(got, fixed + bytes / (0.8 * 1e9));
+            near(got, fixed + bytes / (0.88 * 1e9));
         }
     }
 }

@@ -1,0 +1,133 @@
+//! The time of a matmul: whole rounds of tiles on the multiprocessors of a GPU.
+
+use super::kernels::WIDE_SHARE;
+use crate::sim::hardware::Gpu;
+use crate::sim::program::Work;
+
+/// Rows and columns of the tile that a multiprocessor computes, and its speed: a smaller tile fetches
+/// more operands for each sum. A library takes the fastest for a shape.
+const TILES: [(f64, f64, f64); 8] = [
+    (256.0, 128.0, 1.0),
+    (128.0, 256.0, 1.0),
+    (128.0, 128.0, 0.97),
+    (256.0, 64.0, 0.93),
+    (64.0, 256.0, 0.93),
+    (128.0, 64.0, 0.88),
+    (64.0, 128.0, 0.88),
+    (64.0, 64.0, 0.75),
+];
+
+/// Numbers of parts into which the terms of the sums may be split, for more tiles.
+const SPLITS: [f64; 7] = [1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0];
+
+/// Least number of terms of a part.
+const LEAST_PART: f64 = 256.0;
+
+/// Factor on the time if parts of sums are written, read and added.
+const SPLIT_SUMS: f64 = 1.03;
+
+/// Terms of a tile's sums that take as long as writing the tile and fetching its first operands, for
+/// 16-bit operands. This time does not depend on the rate of the sums.
+const GEMM_DEPTH: f64 = 128.0;
+
+/// Tile of the one kernel that is assumed in comparisons with the figures of 2020.
+const TILE_2020: f64 = 128.0;
+
+/// Rate of fp8 matmuls relative to 16-bit matmuls, with tiles counted: mamf-finder's best are 1.77 on
+/// an H100 and 1.83 on an H200, and onebox's own shapes on an H200 have 1.96; data sheets say 2. Nothing
+/// is known of sm_89 and sm_120, so they have the same.
+const FP8_RATE: f64 = 1.9;
+
+/// The same on sm_100: 1.97 (mamf-finder, B200).
+const FP8_RATE_100: f64 = 1.97;
+
+/// Seconds of a matmul of (m, k) and (k, n).
+pub(super) fn seconds(gpu: &Gpu, work: &Work, m: usize, n: usize, k: usize) -> f64 {
+    let faster = match (work.name, gpu.sm) {
+        ("scaled_gemm", 100..=119) => FP8_RATE_100,
+        ("scaled_gemm", _) => FP8_RATE,
+        _ => 1.0,
+    };
+    work.flops / (rate(gpu, work) * faster * filled(gpu, [m, n, k], GEMM_DEPTH * faster))
+}
+
+/// Multiplications and additions per second of large matmuls with 16-bit or fp32 operands.
+pub(super) fn rate(gpu: &Gpu, work: &Work) -> f64 {
+    if work.wide { gpu.flops_32 * WIDE_SHARE } else { gpu.flops_16 }
+}
+
+/// Fraction of its rate that a GPU reaches in a matmul of (m, k) and (k, n): the last round of tiles
+/// may be short, and each tile has a start and an end as long as `depth` terms of its sums.
+fn filled(gpu: &Gpu, shape: [usize; 3], depth: f64) -> f64 {
+    let [m, n, k] = shape.map(|x| x as f64);
+    let processors = gpu.processors as f64;
+    if gpu.as_of_2020.is_some() {
+        let tiles = (m / TILE_2020).ceil() * (n / TILE_2020).ceil();
+        let rounds = (tiles / processors).ceil();
+        let whole = m / TILE_2020 * (n / TILE_2020) / (rounds * processors);
+        return whole.min(1.0) * k / (k + depth);
+    }
+    let terms = |(rows, columns, speed): (f64, f64, f64), parts: f64| {
+        let rounds = ((m / rows).ceil() * (n / columns).ceil() * parts / processors).ceil();
+        let added = if parts > 1.0 { SPLIT_SUMS } else { 1.0 };
+        rounds * rows * columns * (k / parts + depth) * added / speed
+    };
+    let parts = SPLITS.into_iter().filter(|parts| *parts == 1.0 || k / parts >= LEAST_PART);
+    let all = parts.flat_map(|parts| TILES.into_iter().map(move |tile| terms(tile, parts)));
+    m * n * k / (processors * all.fold(f64::INFINITY, f64::min))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::Era2020;
+
+    /// A GPU of `processors` multiprocessors.
+    fn gpu(processors: usize) -> Gpu {
+        Gpu {
+            flops_16: 1.0,
+            flops_32: 1.0,
+            memory: 1.0,
+            processors,
+            sm: 80,
+            attention: crate::sim::AttentionKernels::Own,
+            as_of_2020: None,
+        }
+    }
+
+    fn share(processors: usize, m: usize, n: usize, k: usize) -> f64 {
+        filled(&gpu(processors), [m, n, k], GEMM_DEPTH)
+    }
+
+    #[test]
+    fn a_product_fills_a_gpu_when_its_tiles_fill_every_round() {
+        // 80 tiles of 256 x 128 fill 80 processors. With one tile more, smaller tiles and parts of sums
+        // leave less idle than a second round of large ones, which would fill half.
+        let one = share(80, 256 * 80, 128, 1 << 20);
+        assert!((one - 1.0).abs() < 1e-3, "{one}");
+        let two = share(80, 256 * 81, 128, 1 << 20);
+        assert!(two > 0.9 && two < 1.0 / SPLIT_SUMS, "{two}");
+        assert!(share(80, 1, 1, 1024) < 1e-4);
+        // A tile's start and end are as long as 128 terms.
+        assert!((share(80, 256 * 80, 128, 128) - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn long_sums_of_few_tiles_are_split() {
+        // 16 tiles of 256 x 256: one part keeps 32 of 128 processors busy, four keep all.
+        let narrow = share(128, 1024, 1024, 1 << 16);
+        assert!((narrow - 1.0 / 1.03).abs() < 0.01, "{narrow}");
+        // Parts of short sums would be shorter than 256 terms.
+        let short = share(128, 512, 512, 511);
+        let (rows, columns, speed) = TILES[7];
+        let alone = 512.0 * 512.0 / (128.0 * rows * columns) * speed * 511.0 / (511.0 + 128.0);
+        assert!((short - alone).abs() < 1e-9, "{short} {alone}");
+    }
+
+    #[test]
+    fn the_figures_of_2020_have_one_tile() {
+        let of_2020 = Gpu { as_of_2020: Some(Era2020::without(&[])), ..gpu(80) };
+        let two = filled(&of_2020, [128 * 81, 128, 1 << 20], GEMM_DEPTH);
+        assert!((two - 81.0 / 160.0).abs() < 1e-3, "{two}");
+    }
+}
