@@ -374,6 +374,7 @@ fn an_update_is_the_same_bits() {
     }
 }
 
+#[test]
 fn gates_and_their_gradients_are_the_same_bits() {
     in_each_type(|dtype, skew| {
         for (rows, width) in [(3, 5), (1, 1031), (9, 64), (300, 33)] {
