@@ -32,8 +32,8 @@ const AMPERE: [TensorCoreCost; 2] = [
 
 /// Costs of both passes for heads of more than 128 columns, from compute capability 8.0 on.
 const AMPERE_WIDE: [TensorCoreCost; 2] = [
-    TensorCoreCost { shared: 2.40, issue: 1.37, latency: 1.27 },
-    TensorCoreCost { shared: 2.77, issue: 1.00, latency: 1.40 },
+    TensorCoreCost { shared: 2.40, issue: 2.04, latency: 1.33 },
+    TensorCoreCost { shared: 2.83, issue: 1.62, latency: 1.51 },
 ];
 
 /// Costs of both passes for compute capabilities 7.0 and 7.2.
