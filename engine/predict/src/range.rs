@@ -23,7 +23,7 @@ const fn class(words: &'static str, low: f64, high: f64) -> ErrorClass {
 }
 
 /// Steps of onebox on one H200: 0.90 to 1.05 of their simulated speed, in four steps of two models on one
-/// card (`tests/published/steps.csv`). Each end is 10 points further, since these are few.
+/// card (`tests/published/steps.csv`). Each end is 10 points further, since four steps are few.
 const ON_ONE_H200: ErrorClass = class("onebox on one H200", 0.8, 1.15);
 
 /// Everything that onebox has not run. Whole steps of other programs had 0.66 to 1.00 of the simulated speed
@@ -54,8 +54,8 @@ const SHORT: ErrorClass = class("samples of fewer than 1024 tokens", 0.95, 1.0);
 /// Six steps of LLMQ in fp8 had 1.04 to 1.30, and one of PyTorch 0.85.
 const FP8: ErrorClass = class("fp8", 0.9, 1.14);
 
-/// Cards (compute capability, multiprocessors) with whole steps in `tests/published/steps.csv` of which one at
-/// least is within 15 % of the simulation: H100 SXM and H200, RTX 4090, A100, RTX PRO 6000, RTX 5060 Ti, B200.
+/// Cards (compute capability, multiprocessors) with whole steps in `tests/published/steps.csv`. At least one
+/// step of each card is within 15 % of the simulation: H100 SXM and H200, RTX 4090, A100, RTX PRO 6000, RTX 5060 Ti, B200.
 const COMPARED_CARDS: [(u32, usize); 6] =
     [(90, 132), (89, 128), (80, 108), (120, 188), (120, 36), (100, 148)];
 

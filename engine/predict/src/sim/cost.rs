@@ -20,7 +20,6 @@ pub(super) use collectives::crosses_pcie;
 pub use collectives::{NVLINK_SHARE, PCIE_SUM_SHARES, nvlink_sum_share, pcie_sums};
 use config::Fact;
 use device::Cargo;
-pub use kernels::WIDE_SHARE;
 use kernels::kernel;
 
 /// Share of a GPU's memory bandwidth that streaming kernels reach. Measured: 0.85 on an H200 by
@@ -56,6 +55,12 @@ pub fn nominal_link(rate: f64) -> f64 {
     // have a fast one.
     if slow < FAST_LINK { slow } else { (rate / FAST_LINK_SHARE).max(FAST_LINK) }
 }
+
+/// Fraction of a data sheet's fp32 rate that matmuls reach.
+pub const WIDE_SHARE: f64 = 0.85;
+
+/// Seconds until a collective moves bytes, for each rank after the first.
+const COLLECTIVE_HOP: f64 = 2e-6;
 
 /// Share of the network between boxes that collectives reach.
 const NETWORK_SHARE: f64 = 0.85;

@@ -7,7 +7,7 @@ use device::cuda::testing;
 use device::{Arena, Dropout, Dtype, Heads, Op, Plan, Scores};
 
 /// Samples of attention.
-struct Case {
+struct AttentionCase {
     seq_len: usize,
     /// Heads of queries, and of keys and values.
     heads: [usize; 2],
@@ -17,7 +17,7 @@ struct Case {
     scores: Scores,
 }
 
-impl Case {
+impl AttentionCase {
     const fn new(seq_len: usize, heads: [usize; 2], dim: usize, scores: Scores) -> Self {
         Self { seq_len, heads, dim, documents: &[], scores }
     }
@@ -29,56 +29,75 @@ fn in_window(dim: usize, window: usize) -> Scores {
 
 /// Windows around the rows of slabs (16 or 32) and of tiles (64). With a window of 34 or 66 the first
 /// query of a tile sees only the last key of a slab, or of a tile.
-fn windows_of(dim: usize) -> Vec<Case> {
+fn windows_of(dim: usize) -> Vec<AttentionCase> {
     let shared = [2, 1];
     vec![
-        Case::new(40, shared, dim, in_window(dim, 1)),
-        Case::new(140, shared, dim, in_window(dim, 5)),
-        Case::new(131, [2, 2], dim, in_window(dim, 16)),
-        Case::new(150, shared, dim, in_window(dim, 17)),
-        Case::new(200, shared, dim, in_window(dim, 64)),
-        Case::new(200, shared, dim, in_window(dim, 66)),
-        Case::new(260, [1, 1], dim, in_window(dim, 129)),
-        Case::new(70, shared, dim, in_window(dim, 71)),
-        Case { documents: &[5, 90, 35, 64, 66], ..Case::new(130, shared, dim, in_window(dim, 34)) },
-        Case { documents: &[129, 71, 3, 197], ..Case::new(200, shared, dim, in_window(dim, 100)) },
+        AttentionCase::new(40, shared, dim, in_window(dim, 1)),
+        AttentionCase::new(140, shared, dim, in_window(dim, 5)),
+        AttentionCase::new(131, [2, 2], dim, in_window(dim, 16)),
+        AttentionCase::new(150, shared, dim, in_window(dim, 17)),
+        AttentionCase::new(200, shared, dim, in_window(dim, 64)),
+        AttentionCase::new(200, shared, dim, in_window(dim, 66)),
+        AttentionCase::new(260, [1, 1], dim, in_window(dim, 129)),
+        AttentionCase::new(70, shared, dim, in_window(dim, 71)),
+        AttentionCase {
+            documents: &[5, 90, 35, 64, 66],
+            ..AttentionCase::new(130, shared, dim, in_window(dim, 34))
+        },
+        AttentionCase {
+            documents: &[129, 71, 3, 197],
+            ..AttentionCase::new(200, shared, dim, in_window(dim, 100))
+        },
     ]
 }
 
 /// Heads of more than 128 elements without a window.
-fn wide_heads() -> Vec<Case> {
+fn wide_heads() -> Vec<AttentionCase> {
     vec![
-        Case::new(130, [2, 1], 136, Scores::of(136)),
-        Case::new(67, [6, 2], 192, Scores::of(192)),
-        Case::new(33, [2, 2], 250, Scores::of(250)),
-        Case::new(200, [2, 1], 256, Scores::of(256)),
-        Case::new(1, [1, 1], 256, Scores::of(256)),
-        Case { documents: &[30, 40, 1, 69], ..Case::new(70, [2, 2], 192, Scores::of(192)) },
-        Case { documents: &[64, 64, 72, 197, 3], ..Case::new(200, [2, 1], 256, Scores::of(256)) },
-        Case::new(70, [2, 1], 256, Scores { scale: 0.03, ..Scores::of(256) }),
+        AttentionCase::new(130, [2, 1], 136, Scores::of(136)),
+        AttentionCase::new(67, [6, 2], 192, Scores::of(192)),
+        AttentionCase::new(33, [2, 2], 250, Scores::of(250)),
+        AttentionCase::new(200, [2, 1], 256, Scores::of(256)),
+        AttentionCase::new(1, [1, 1], 256, Scores::of(256)),
+        AttentionCase {
+            documents: &[30, 40, 1, 69],
+            ..AttentionCase::new(70, [2, 2], 192, Scores::of(192))
+        },
+        AttentionCase {
+            documents: &[64, 64, 72, 197, 3],
+            ..AttentionCase::new(200, [2, 1], 256, Scores::of(256))
+        },
+        AttentionCase::new(70, [2, 1], 256, Scores { scale: 0.03, ..Scores::of(256) }),
     ]
 }
 
 /// Caps, and scales other than 1 / sqrt(D).
-fn capped_scores() -> Vec<Case> {
+fn capped_scores() -> Vec<AttentionCase> {
     let capped = |scale, cap| Scores { scale, cap: Some(cap), window: None };
     vec![
-        Case::new(70, [2, 1], 64, capped(0.2, 2.0)),
-        Case::new(131, [2, 1], 24, capped(0.3, 50.0)),
-        Case::new(67, [2, 2], 128, Scores { scale: 0.05, ..Scores::of(128) }),
-        Case::new(66, [2, 1], 256, capped(0.0625, 1.5)),
-        Case::new(130, [2, 1], 80, Scores { window: Some(40), ..capped(0.2, 3.0) }),
-        Case {
+        AttentionCase::new(70, [2, 1], 64, capped(0.2, 2.0)),
+        AttentionCase::new(131, [2, 1], 24, capped(0.3, 50.0)),
+        AttentionCase::new(67, [2, 2], 128, Scores { scale: 0.05, ..Scores::of(128) }),
+        AttentionCase::new(66, [2, 1], 256, capped(0.0625, 1.5)),
+        AttentionCase::new(130, [2, 1], 80, Scores { window: Some(40), ..capped(0.2, 3.0) }),
+        AttentionCase {
             documents: &[9, 61, 70],
-            ..Case::new(70, [2, 1], 200, Scores { window: Some(12), ..capped(0.1, 3.0) })
+            ..AttentionCase::new(70, [2, 1], 200, Scores { window: Some(12), ..capped(0.1, 3.0) })
         },
     ]
 }
 
 /// Compares attention and its gradients with the cpu backend. `near`: tolerances forward and
 /// backward, each an absolute difference and a number of units in the last place.
-fn check(sm: u32, case: &Case, dtype: Dtype, dropout: Dropout, skew: usize, near: [(f64, f64); 2]) {
-    let &Case { seq_len, heads: [count, kv_count], dim, documents, scores } = case;
+fn check(
+    sm: u32,
+    case: &AttentionCase,
+    dtype: Dtype,
+    dropout: Dropout,
+    skew: usize,
+    near: [(f64, f64); 2],
+) {
+    let &AttentionCase { seq_len, heads: [count, kv_count], dim, documents, scores } = case;
     let samples = documents.iter().sum::<usize>().div_ceil(seq_len).max(1);
     let heads = Heads { count, kv_count, first: 1, total: count + 2, seq_len };
     let (rows, width, all) = (samples * seq_len, count * dim, (count + 2 * kv_count) * dim);
@@ -102,7 +121,7 @@ fn check(sm: u32, case: &Case, dtype: Dtype, dropout: Dropout, skew: usize, near
 
 /// Checks each case in each type on tensor cores, one type with dropout. Weights and gradients of
 /// scores are rounded to the type.
-fn check_on_tensor_cores(sm: u32, types: &[Dtype], cases: &[Case]) {
+fn check_on_tensor_cores(sm: u32, types: &[Dtype], cases: &[AttentionCase]) {
     for (i, case) in cases.iter().enumerate() {
         for (j, &dtype) in types.iter().enumerate() {
             let dropout = if (i + j) % 2 == 0 { NO_DROPOUT } else { DROPOUT };

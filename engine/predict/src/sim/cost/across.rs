@@ -1,8 +1,7 @@
 //! Costs of a group in several boxes: latency of hops, and messages between processes. A
 //! box has one process. `benchmarks/cluster-2026-11-25.md` has the measurements.
 
-use super::MEETING;
-use super::collectives::COLLECTIVE_HOP;
+use super::{COLLECTIVE_HOP, MEETING};
 use crate::sim::Hardware;
 use std::collections::BTreeSet;
 

@@ -47,24 +47,24 @@ const VOLTA: [TensorCoreCost; 2] = [
 /// (`benchmarks/h200-2026-11-27.md`).
 const OVERLAP: f64 = 0.45;
 
-/// Tokens whose keys take as long as starting a block of queries and writing its result, in the forward
-/// and the backward pass: short sequences are slower. FlashAttention-2's charts on A100 and H100 rise
-/// alike.
+/// Tokens whose keys take as long as the start of a block of queries and the write of its result, in the
+/// forward and the backward pass. So short sequences are slower. The charts of FlashAttention-2 on A100
+/// and H100 rise in the same way.
 const SHORT: [f64; 2] = [460.0, 200.0];
 
 /// Multiplications and additions of a matmul of 16 x 8 x 16.
 const PRODUCT: f64 = 4096.0;
 
-/// Clocks of this matmul by `mma.sync` on Hopper, where only other instructions reach the data
-/// sheet's rate. It is assumed for sm_100, too.
+/// Clocks of this matmul by `mma.sync` on Hopper. Only other instructions reach the data sheet's rate
+/// there. The same number is assumed for sm_100.
 const HOPPER_PRODUCT: f64 = 1.6;
 
 /// Executed matmuls per counted matmul of a tile. The backward pass computes scores and their
-/// gradients twice, so it executes 7 matmuls for 5 counted ones.
+/// gradients twice, so it executes 7 matmuls if 5 are counted.
 const ATTENTION_PRODUCTS: [f64; 2] = [1.0, 1.4];
 
 /// Rate of cuDNN's passes over long samples with heads of 128, relative to large matmuls: 680 and 497
-/// TFLOPS of an H200's 735, by the six passes measured on it.
+/// TFLOPS of an H200's 735, by six measured passes.
 const CUDNN_SHARES: [f64; 2] = [0.925, 0.676];
 
 /// The same as [`SHORT`] of cuDNN: 396, 586 and 624 TFLOPS forward at 1024, 4096 and 8192 tokens.
@@ -126,8 +126,8 @@ const fn least_product(sm: u32) -> f64 {
     if sm >= 90 && sm < 120 { HOPPER_PRODUCT } else { 0.0 }
 }
 
-/// Time of samples of `seq_len` tokens relative to that of very long ones, for the same work. A block of
-/// queries that sees only a window starts and ends for as few keys as in a shorter sample.
+/// Time of samples of `seq_len` tokens relative to the time of very long samples, for the same work. A
+/// block of queries that sees only a window starts and ends for as few keys as in a shorter sample.
 fn short(seq_len: usize, window: Option<usize>, tokens: f64) -> f64 {
     let length = 2.0 * pairs(seq_len, window) / seq_len as f64;
     (length + tokens) / length
@@ -154,7 +154,7 @@ fn tiled(seq_len: usize, window: Option<usize>) -> f64 {
     ATTENTION_TILE * ATTENTION_TILE * whole / pairs(seq_len, window)
 }
 
-/// Columns of the kernel relative to those of the head: kernels exist for heads of 64, 128 and 256.
+/// Columns of the kernel relative to the columns of the head: kernels exist for heads of 64, 128 and 256.
 fn padded(head_dim: usize) -> f64 {
     head_dim.max(64).next_power_of_two() as f64 / head_dim as f64
 }

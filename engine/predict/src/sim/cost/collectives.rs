@@ -1,6 +1,6 @@
 //! Costs of collectives on the GPUs' links: NVLink by generation, number of ranks and size, and PCIe.
 
-use super::{KERNEL_GAP, Resource, ResourceRequest, across, link_share};
+use super::{COLLECTIVE_HOP, KERNEL_GAP, Resource, ResourceRequest, across, link_share};
 use crate::sim::hardware::Hardware;
 use crate::sim::program::{Work, WorkKind};
 use std::collections::BTreeSet;
@@ -10,15 +10,14 @@ use std::collections::BTreeSet;
 pub const NVLINK_SHARE: f64 = 0.87;
 
 /// Share of a PCIe link that sums over 2, 3 to 5, and more GPUs reach, if the box does not say it.
-/// These are the rates of a server with 8 RTX PRO 6000: 38, 26 and 20 GB/s of 63. A server with 8
+/// A server with 8 RTX PRO 6000 has these rates: 38, 26 and 20 GB/s of 63. A server with 8
 /// L40S reaches 20, 5.1 and 1.5 of 31.5; tuned hosts reach 41 of 63 on 8 GPUs.
 pub const PCIE_SUM_SHARES: [f64; 3] = [0.6, 0.4, 0.3];
 
-/// Seconds until a collective moves bytes, and additional seconds for each further rank.
+/// Seconds until a collective of one rank moves bytes.
 const COLLECTIVE_START: f64 = 12e-6;
-pub(super) const COLLECTIVE_HOP: f64 = 2e-6;
 
-/// Rate of NCCL's protocols for short messages, relative to that for large ones.
+/// Rate of NCCL's protocols for short messages, relative to the rate of the protocol for large messages.
 const QUICK_RATE: f64 = 0.5;
 
 /// Speed of collectives of a number of ranks on NVSwitch.
@@ -37,9 +36,9 @@ const fn rates(share: f64, large: f64, quick: f64) -> GroupRates {
     GroupRates { share, large, quick }
 }
 
-/// Rates of a GPU generation for 2, 4 and 8 ranks. They follow from NCCL's measured times of 1, 16 and
-/// 256 MiB (NVIDIA's aiconfigurator, `systems/data/*/nccl`). The rates of the H200 were not used: they
-/// check those of the H100.
+/// Rates of a GPU generation for 2, 4 and 8 ranks. NCCL's measured times of 1, 16 and 256 MiB give them
+/// (NVIDIA's aiconfigurator, `systems/data/*/nccl`). The times of the H200 were not used: they check the
+/// rates of the H100.
 struct Generation {
     /// All-reduce. On 8 GPUs from sm_90 on, the switches add.
     sums: [GroupRates; 3],
@@ -89,7 +88,7 @@ pub fn nvlink_sum_share(sm: u32, ranks: usize) -> f64 {
     of_generation(sm, ranks, true).map_or(NVLINK_SHARE, |rates| rates.share)
 }
 
-/// A collective of `members`, each of which contributes `work.bytes`.
+/// A collective of `members`. Each member contributes `work.bytes`.
 pub(super) fn collective(h: &Hardware, members: &[usize], work: &Work) -> ResourceRequest {
     let n = members.len();
     let WorkKind::Collective { rounds, .. } = work.kind else {

@@ -6,12 +6,9 @@ use crate::sim::hardware::{Gpu, Hardware};
 use crate::sim::program::{Work, WorkKind};
 use config::Fact;
 
-/// Fraction of a data sheet's fp32 rate that matmuls reach.
-pub const WIDE_SHARE: f64 = 0.85;
-
 /// Kernels of onebox that are slower than a GPU's memory, with the bytes that a multiprocessor moves in
-/// a clock. An H200 moved so many GB/s (means of `benchmarks/nvidia-h200-2026-11-26.md` and `-27.md`)
-/// at 132 multiprocessors and 1.98 GHz. GPUs with less memory rate for each clock reach their memory's.
+/// a clock. The first number of each line is the GB/s of an H200 (means of
+/// `benchmarks/nvidia-h200-2026-11-26.md` and `-27.md`) at 132 multiprocessors and 1.98 GHz. GPUs with less memory rate for each clock reach their memory's.
 const BYTES_PER_CLOCK: [(&str, f64); 17] = [
     ("layer_norm", 1396.0 / H200_CLOCKS),
     ("layer_norm_backward", 1574.0 / H200_CLOCKS),

@@ -1,11 +1,11 @@
 //! The time of a matmul: whole rounds of tiles on the multiprocessors of a GPU.
 
-use super::kernels::WIDE_SHARE;
+use super::WIDE_SHARE;
 use crate::sim::hardware::Gpu;
 use crate::sim::program::Work;
 
 /// Rows and columns of the tile that a multiprocessor computes, and its speed: a smaller tile fetches
-/// more operands for each sum. A library takes the fastest for a shape.
+/// more operands for each sum. A library chooses the fastest tile for a shape.
 const TILES: [(f64, f64, f64); 8] = [
     (256.0, 128.0, 1.0),
     (128.0, 256.0, 1.0),
