@@ -3,16 +3,21 @@
 
 mod access;
 mod check;
+mod collective;
 mod family;
 mod heads;
 pub(crate) mod lane;
+mod product;
 pub(crate) mod task;
 mod tolerance;
 
 pub use access::Mode;
 pub use heads::{HeadNorm, HeadNormGrads, Heads, Scores, WidthNorm};
+pub use product::Epilogue;
 
+pub(crate) use collective::{CollectiveKind, CollectiveOp};
 pub(crate) use family::Family;
+pub(crate) use product::Product;
 use task::{DeviceOp, HostOp};
 
 use crate::Tensor;
@@ -83,104 +88,6 @@ pub const MAXIMA: usize = 256;
 /// Elements of each run of a tensor of `len` elements; the last runs may be shorter or empty.
 pub(crate) const fn run_of_maxima(len: usize) -> usize {
     len.div_ceil(MAXIMA).next_multiple_of(8)
-}
-
-/// An additional step of a matmul. If the GPU's library has the step, it saves a pass over memory.
-/// Otherwise the op of [`separate_op`](Self::separate_op) follows the matmul.
-#[derive(Clone, Copy, PartialEq, Debug)]
-#[expect(missing_docs, reason = "each variant's formula names its fields")]
-pub enum Epilogue {
-    /// No additional step.
-    None,
-    /// y (m, n) = gelu(c).
-    Gelu { y: Tensor },
-    /// c = c gelu'(x (m, n)).
-    GeluBackward { x: Tensor },
-    /// sums (m) = sums of the rows of a, a transposed view. If the matmul computes the gradient of
-    /// a weight, they are the gradient of its bias.
-    RowSums { sums: Tensor },
-}
-
-impl Epilogue {
-    /// The epilogue that writes row sums to `sums`, or no epilogue if it is `None`.
-    pub const fn row_sums(sums: Option<Tensor>) -> Self {
-        match sums {
-            Some(sums) => Self::RowSums { sums },
-            None => Self::None,
-        }
-    }
-
-    /// The op that does the epilogue's work after a matmul with operand `a` and result `c`.
-    pub const fn separate_op(self, a: Tensor, c: Tensor) -> Option<Op> {
-        match self {
-            Self::None => None,
-            Self::Gelu { y } => Some(Op::Gelu { x: c, y }),
-            Self::GeluBackward { x } => Some(Op::GeluBackward { x, d: c }),
-            Self::RowSums { sums } => Some(Op::ColumnSum { x: a.t(), y: sums }),
-        }
-    }
-}
-
-/// The matmul of an op: [`Op::Gemm`] or [`Op::ScaledGemm`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Product {
-    pub(crate) a: Tensor,
-    pub(crate) b: Tensor,
-    pub(crate) c: Tensor,
-    pub(crate) bias: Option<Tensor>,
-    /// Scales of a and b.
-    pub(crate) scales: Option<[Tensor; 2]>,
-    /// Whether the result is added to the old c.
-    pub(crate) add: bool,
-    pub(crate) epilogue: Epilogue,
-}
-
-impl Product {
-    /// The matmul of `op`, if the op is a matmul.
-    pub(crate) const fn of(op: &Op) -> Option<Self> {
-        match *op {
-            Op::Gemm { a, b, c, bias, add, epilogue } => {
-                Some(Self { a, b, c, bias, scales: None, add, epilogue })
-            }
-            Op::ScaledGemm { a, b, c, bias, scales } => {
-                let epilogue = Epilogue::None;
-                Some(Self { a, b, c, bias, scales: Some(scales), add: false, epilogue })
-            }
-            _ => None,
-        }
-    }
-}
-
-/// A kind of collective.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum CollectiveKind {
-    /// Combines whole buffers on every rank.
-    AllReduce(Reduction),
-    /// Sums buffers into one part per rank.
-    ReduceScatter,
-    /// Collects the parts of all ranks.
-    AllGather,
-    /// Copies the buffer of one rank to all ranks.
-    Broadcast { root: usize },
-}
-
-impl CollectiveKind {
-    /// Number on which the ranks of a collective must agree, in addition to the op's name.
-    pub(crate) const fn detail(self) -> usize {
-        match self {
-            Self::AllReduce(reduce) => reduce as usize,
-            Self::ReduceScatter | Self::AllGather => 0,
-            Self::Broadcast { root } => root,
-        }
-    }
-}
-
-/// An op that is a collective.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CollectiveOp {
-    pub(crate) x: Tensor,
-    pub(crate) group: Group,
-    pub(crate) kind: CollectiveKind,
 }
 
 /// The operations of lanes. Shapes are (rows, columns); B samples, T tokens each, C hidden.
@@ -476,22 +383,5 @@ impl Op {
             Self::Task { task } => task.flops(),
             _ => 0.0,
         }
-    }
-
-    /// The op as a collective. `None` if it is another op.
-    pub(crate) const fn collective(&self) -> Option<CollectiveOp> {
-        let (x, group, kind) = match *self {
-            Self::AllReduce { x, group, reduce } => (x, group, CollectiveKind::AllReduce(reduce)),
-            Self::ReduceScatter { x, group } => (x, group, CollectiveKind::ReduceScatter),
-            Self::AllGather { x, group } => (x, group, CollectiveKind::AllGather),
-            Self::Broadcast { x, group, root } => (x, group, CollectiveKind::Broadcast { root }),
-            _ => return None,
-        };
-        Some(CollectiveOp { x, group, kind })
-    }
-
-    /// The group of a collective.
-    pub fn group(&self) -> Option<Group> {
-        self.collective().map(|of| of.group)
     }
 }
