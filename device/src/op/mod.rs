@@ -4,6 +4,7 @@
 mod access;
 mod check;
 mod collective;
+mod experts;
 mod family;
 mod heads;
 pub(crate) mod lane;
@@ -12,6 +13,9 @@ pub(crate) mod task;
 mod tolerance;
 
 pub use access::Mode;
+pub use experts::{
+    ExpertWeights, GroupedForm, MOST_CHOICES, MOST_EXPERTS, SORT_BLOCK, expert_sort_scratch,
+};
 pub use heads::{HeadNorm, HeadNormGrads, Heads, Scores, WidthNorm};
 pub use product::Epilogue;
 
@@ -277,6 +281,63 @@ pub enum Op {
         factor: f32,
         cap: Option<f32>,
     },
+    /// weights (N, k) F32 and choices (N, k) I32 = the largest k elements of p = softmax(logits (N, E)
+    /// F32) by row, in descending order. p grows with the logit, so the logits decide: of equal
+    /// logits the lower index comes first, and NaN counts as -inf. `normalize`: the k weights are
+    /// divided by their sum. All in fp32.
+    Route { logits: Tensor, weights: Tensor, choices: Tensor, normalize: bool },
+    /// Replaces logits (N, E) F32 by the gradient with respect to them, from d_weights (N, k) F32.
+    /// `balance` (E) F32 is added to the gradient with respect to p of every row.
+    RouteBackward {
+        logits: Tensor,
+        choices: Tensor,
+        d_weights: Tensor,
+        normalize: bool,
+        balance: Option<Tensor>,
+    },
+    /// Stable counting sort of the R = N k pairs of a token and a slot by expert. offsets (E + 1) I32:
+    /// the first row of each expert, then R. order (R) I32: the pair token k + slot of each row; rows
+    /// of an expert stand in the order of their pairs. places (N, k) I32: the row of each pair.
+    /// `scratch` ([`expert_sort_scratch`]) I32 has arbitrary values afterwards.
+    SortByExpert {
+        choices: Tensor,
+        offsets: Tensor,
+        order: Tensor,
+        places: Tensor,
+        scratch: Tensor,
+    },
+    /// y (R, C) = rows of x (N, C): row r is row order(r) / k of x.
+    GatherRows { x: Tensor, order: Tensor, y: Tensor },
+    /// A matmul for each expert e, of its rows offsets(e) to offsets(e + 1), with its matrix W_e
+    /// (n, k). fp32 inside, one rounding; a sum does not depend on the place of the expert's rows.
+    /// `Forward`: c (R, n) = a (R, k) W_e'. `InputGradient`: c (R, k) = a (R, n) W_e.
+    /// `WeightGradient`: W_e = (add ? W_e : 0) + a' b over the rows of the expert, with a (R, n) and
+    /// b (R, k); without rows, W_e is 0 or keeps its value.
+    GroupedGemm {
+        form: GroupedForm,
+        a: Tensor,
+        b: Option<Tensor>,
+        c: Option<Tensor>,
+        experts: ExpertWeights,
+        offsets: Tensor,
+        add: bool,
+    },
+    /// out (N, C) = sum over the slots of a token, in order and in fp32, of weights (N, k) F32 times
+    /// rows places (N, k) of y (R, C). Without weights the factors are 1.
+    CombineExperts { y: Tensor, places: Tensor, weights: Option<Tensor>, out: Tensor },
+    /// Row places(t, j) of d_y (R, C) = weights(t, j) d_out(t); d_weights (N, k) F32 = products of
+    /// d_out(t) and row places(t, j) of y over the C columns of this rank. d_y may be y.
+    CombineExpertsBackward {
+        d_out: Tensor,
+        y: Tensor,
+        places: Tensor,
+        weights: Tensor,
+        d_y: Tensor,
+        d_weights: Tensor,
+    },
+    /// load (E) F64 += number of rows of each expert; shares (E) F64 += sums of p by expert in fp64,
+    /// in the order of the rows of logits (N, E) F32.
+    ExpertLoad { offsets: Tensor, logits: Tensor, load: Tensor, shares: Option<Tensor> },
     /// into += x.
     Add { x: Tensor, into: Tensor },
     /// y = x in y's storage type.
@@ -352,6 +413,14 @@ impl Op {
             Self::CrossEntropyStats { .. } => "cross_entropy_stats",
             Self::CrossEntropyLoss { .. } => "cross_entropy_loss",
             Self::CrossEntropyBackward { .. } => "cross_entropy_backward",
+            Self::Route { .. } => "route",
+            Self::RouteBackward { .. } => "route_backward",
+            Self::SortByExpert { .. } => "sort_by_expert",
+            Self::GatherRows { .. } => "gather_rows",
+            Self::GroupedGemm { .. } => "grouped_gemm",
+            Self::CombineExperts { .. } => "combine_experts",
+            Self::CombineExpertsBackward { .. } => "combine_experts_backward",
+            Self::ExpertLoad { .. } => "expert_load",
             Self::Add { .. } => "add",
             Self::Cast { .. } => "cast",
             Self::Zero { .. } => "zero",
@@ -371,6 +440,9 @@ impl Op {
         match self {
             Self::Gemm { a, b, .. } | Self::ScaledGemm { a, b, .. } => {
                 2.0 * a.len() as f64 * b.shape().1 as f64
+            }
+            Self::GroupedGemm { a, experts, .. } => {
+                2.0 * a.shape().0 as f64 * experts.matrix_len() as f64
             }
             // The forward pass has two matmuls of the visible pairs, and the backward pass has five.
             Self::Attention { out, heads, scores, .. } => {
