@@ -32,7 +32,7 @@ impl Tolerance {
     /// Only equal elements.
     const EXACT: Self = Self { of_each: 0.0, of_largest: 0.0, floor: 0.0 };
 
-    /// Any elements: scratch, whose contents nobody reads.
+    /// Any elements, for scratch: no op reads its contents.
     const ANY: Self = Self { of_each: 0.0, of_largest: 0.0, floor: f64::INFINITY };
 
     /// Results of functions of single elements.
