@@ -39,8 +39,8 @@ pub use op::lane::{Clock, Event, LANES, Lane, join};
 pub use op::task::{DeviceOp, DeviceTask, HostContext, HostOp, HostTask, KernelArg, KernelCall};
 pub use op::{
     Dropout, Epilogue, ExpertWeights, FP8_SINCE, Gate, Group, GroupedForm, HeadNorm, HeadNormGrads,
-    Heads, MAXIMA, MOST_CHOICES, MOST_EXPERTS, Mode, Op, Reduction, SORT_BLOCK, Scores, VocabShard,
-    WidthNorm, expert_sort_scratch,
+    Heads, MAXIMA, MOST_CHOICES, MOST_EXPERTS, Mode, Op, Reduction, Scores, VocabShard, WidthNorm,
+    expert_sort_scratch,
 };
 pub use ranks::communicator::Communicator;
 pub use ranks::memory::HostPlace;

@@ -14,10 +14,10 @@ pub const MOST_EXPERTS: usize = 1024;
 pub const MOST_CHOICES: usize = 32;
 
 /// Number of pairs in a block of a sort by expert.
-pub const SORT_BLOCK: usize = 1024;
+const SORT_BLOCK: usize = 1024;
 
 /// Number of I32 elements of the scratch of [`Op::SortByExpert`]: a histogram over `experts` for each
-/// block of [`SORT_BLOCK`] of the `pairs`.
+/// 1024 of the `pairs`.
 pub const fn expert_sort_scratch(pairs: usize, experts: usize) -> usize {
     pairs.div_ceil(SORT_BLOCK) * experts
 }

@@ -13,9 +13,7 @@ pub(crate) mod task;
 mod tolerance;
 
 pub use access::Mode;
-pub use experts::{
-    ExpertWeights, GroupedForm, MOST_CHOICES, MOST_EXPERTS, SORT_BLOCK, expert_sort_scratch,
-};
+pub use experts::{ExpertWeights, GroupedForm, MOST_CHOICES, MOST_EXPERTS, expert_sort_scratch};
 pub use heads::{HeadNorm, HeadNormGrads, Heads, Scores, WidthNorm};
 pub use product::Epilogue;
 
