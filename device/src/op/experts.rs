@@ -16,7 +16,7 @@ pub const MOST_CHOICES: usize = 32;
 /// Number of pairs in a block of a sort by expert.
 const SORT_BLOCK: usize = 1024;
 
-/// Number of I32 elements of the scratch of [`Op::SortByExpert`]: a histogram over `experts` for each
+/// Least number of I32 elements of the scratch of [`Op::SortByExpert`]: a histogram over `experts` for each
 /// 1024 of the `pairs`.
 pub const fn expert_sort_scratch(pairs: usize, experts: usize) -> usize {
     pairs.div_ceil(SORT_BLOCK) * experts
@@ -86,12 +86,16 @@ impl Op {
             ]),
             Self::SortByExpert { choices, offsets, order, places, scratch } => {
                 let (pairs, experts) = (choices.len(), offsets.len().saturating_sub(1));
+                let (least, has) = (expert_sort_scratch(pairs, experts), scratch.len());
+                if has < least {
+                    return Err(format!("scratch of {has} elements, and a sort needs {least}"));
+                }
                 all_of(&[
                     check_choices(choices, experts),
                     one_of(offsets, Dtype::I32, experts + 1),
                     one_of(order, Dtype::I32, pairs),
                     shaped(places, Dtype::I32, choices.shape()),
-                    one_of(scratch, Dtype::I32, expert_sort_scratch(pairs, experts)),
+                    one_of(scratch, Dtype::I32, has),
                 ])
             }
             Self::GatherRows { x, y, .. } if x.dtype() != y.dtype() => {
@@ -288,7 +292,8 @@ mod tests {
         };
         assert_eq!(expert_sort_scratch(2100, 8), 3 * 8);
         fits(&of(2100, (700, 3), 24));
-        says(&of(2100, (700, 3), 16), "sizes differ");
+        fits(&of(2100, (700, 3), 25));
+        says(&of(2100, (700, 3), 23), "a sort needs 24");
         says(&of(2099, (700, 3), 24), "sizes differ");
         says(&of(2100, (3, 700), 24), "(700, 3) belongs");
         let gather = |rows, dtype| Op::GatherRows {

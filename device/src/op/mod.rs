@@ -296,7 +296,7 @@ pub enum Op {
     /// Stable counting sort of the R = N k pairs of a token and a slot by expert. offsets (E + 1) I32:
     /// the first row of each expert, then R. order (R) I32: the pair token k + slot of each row; rows
     /// of an expert stand in the order of their pairs. places (N, k) I32: the row of each pair.
-    /// `scratch` ([`expert_sort_scratch`]) I32 has arbitrary values afterwards.
+    /// `scratch` I32 (at least [`expert_sort_scratch`]) has arbitrary values afterwards.
     SortByExpert {
         choices: Tensor,
         offsets: Tensor,
