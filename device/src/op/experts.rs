@@ -16,8 +16,8 @@ pub const MOST_CHOICES: usize = 32;
 /// Number of pairs in a block of a sort by expert.
 const SORT_BLOCK: usize = 1024;
 
-/// Least number of I32 elements of the scratch of [`Op::SortByExpert`]: a histogram over `experts` for each
-/// 1024 of the `pairs`.
+/// Least number of I32 elements of the scratch of [`Op::SortByExpert`]: a histogram over `experts`
+/// for each 1024 of the `pairs`.
 pub const fn expert_sort_scratch(pairs: usize, experts: usize) -> usize {
     pairs.div_ceil(SORT_BLOCK) * experts
 }

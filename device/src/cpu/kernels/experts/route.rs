@@ -121,8 +121,9 @@ struct RouteGradients<'a> {
 
 /// Replaces logits (tokens, experts) by their gradient.
 ///
-/// With f = the weights, D = sum of f d_weights and B = sum of p balance: p (balance - B - D) + [chosen]
-/// f d_weights; if the weights are normalised, p (balance - B) + [chosen] f (d_weights - D).
+/// f are the weights, D is the sum of f d_weights, and B is the sum of p balance. The gradient is
+/// p (balance - B - D), or p (balance - B) if the weights are normalised. A chosen expert adds
+/// f d_weights, or f (d_weights - D) if they are normalised.
 fn differentiate(logits: &mut [f32], experts: usize, given: RouteGradients<'_>) {
     let RouteGradients { choices, d_weights, per_token, normalize, balance } = given;
     vectorised(
