@@ -102,6 +102,11 @@ impl Workers {
         self.scratch[thread].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Number of threads that compute a kernel.
+    pub(super) fn threads(&self) -> usize {
+        self.scratch.len()
+    }
+
     /// Computes a matmul.
     pub(super) fn multiply(&self, product: Gemm<'_>) {
         match &self.team {

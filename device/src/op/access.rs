@@ -1,6 +1,6 @@
 //! The ranges that an op reads and writes.
 
-use crate::{Epilogue, HeadNorm, Op, Tensor, WidthNorm};
+use crate::{Epilogue, GroupedForm, HeadNorm, Op, Tensor, WidthNorm};
 
 /// How an op accesses a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,6 +125,45 @@ impl Op {
             }
             Self::CrossEntropyBackward { logits, max, sums, targets, scale, .. } => {
                 all(&[(Update, logits), (Read, max), (Read, sums), (Read, targets), (Read, scale)]);
+            }
+            Self::Route { logits, weights, choices, .. } => {
+                all(&[(Read, logits), (Write, weights), (Write, choices)]);
+            }
+            Self::RouteBackward { logits, choices, d_weights, balance, .. } => {
+                all(&[(Update, logits), (Read, choices), (Read, d_weights)]);
+                balance.into_iter().for_each(|balance| all(&[(Read, balance)]));
+            }
+            Self::SortByExpert { choices, offsets, order, places, scratch } => {
+                all(&[(Read, choices), (Write, offsets), (Write, order), (Write, places)]);
+                all(&[(Write, scratch)]);
+            }
+            Self::GatherRows { x, order, y } => all(&[(Read, x), (Read, order), (Write, y)]),
+            Self::GroupedGemm { form, a, b, c, experts, offsets, add } => {
+                let weights = match form {
+                    GroupedForm::Forward | GroupedForm::InputGradient => Read,
+                    GroupedForm::WeightGradient if add => Update,
+                    GroupedForm::WeightGradient => Write,
+                };
+                // The rows of an expert are data, so the op accesses all that may be theirs.
+                all(&[(Read, a), (Read, offsets), (weights, experts.all)]);
+                b.into_iter().for_each(|b| all(&[(Read, b)]));
+                c.into_iter().for_each(|c| all(&[(Write, c)]));
+            }
+            Self::CombineExperts { y, places, weights, out } => {
+                all(&[(Read, y), (Read, places), (Write, out)]);
+                weights.into_iter().for_each(|weights| all(&[(Read, weights)]));
+            }
+            Self::CombineExpertsBackward { d_out, y, places, weights, d_y, d_weights } => {
+                all(&[(Read, d_out), (Read, places), (Read, weights), (Write, d_weights)]);
+                if y == d_y {
+                    all(&[(Update, y)]);
+                } else {
+                    all(&[(Read, y), (Write, d_y)]);
+                }
+            }
+            Self::ExpertLoad { offsets, logits, load, shares } => {
+                all(&[(Read, offsets), (Read, logits), (Update, load)]);
+                shares.into_iter().for_each(|shares| all(&[(Update, shares)]));
             }
             Self::Add { x, into } => all(&[(Read, x), (Update, into)]),
             Self::Zero { x } => all(&[(Write, x)]),

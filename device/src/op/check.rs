@@ -192,6 +192,14 @@ impl Op {
                 same(scale.len(), 1),
                 at_most(shard.valid, logits.shape().1),
             ]),
+            Self::Route { .. }
+            | Self::RouteBackward { .. }
+            | Self::SortByExpert { .. }
+            | Self::GatherRows { .. }
+            | Self::GroupedGemm { .. }
+            | Self::CombineExperts { .. }
+            | Self::CombineExpertsBackward { .. }
+            | Self::ExpertLoad { .. } => self.check_experts(),
             Self::ChunkSquares { x, partials, chunk, .. } => {
                 same(partials.len(), x.len().div_ceil(chunk.max(1)))
             }
@@ -363,7 +371,7 @@ fn check_width_norm(
     ])
 }
 
-fn one_of(t: Tensor, dtype: Dtype, len: usize) -> Result<(), String> {
+pub(super) fn one_of(t: Tensor, dtype: Dtype, len: usize) -> Result<(), String> {
     if t.dtype() == dtype {
         same(t.len(), len)
     } else {
@@ -371,7 +379,7 @@ fn one_of(t: Tensor, dtype: Dtype, len: usize) -> Result<(), String> {
     }
 }
 
-fn same(x: usize, y: usize) -> Result<(), String> {
+pub(super) fn same(x: usize, y: usize) -> Result<(), String> {
     if x == y { Ok(()) } else { Err(format!("sizes differ: {x} and {y}")) }
 }
 
@@ -379,7 +387,7 @@ fn at_most(x: usize, y: usize) -> Result<(), String> {
     if x <= y { Ok(()) } else { Err(format!("{x} valid columns of {y}")) }
 }
 
-fn all_of(checks: &[Result<(), String>]) -> Result<(), String> {
+pub(super) fn all_of(checks: &[Result<(), String>]) -> Result<(), String> {
     checks.iter().find(|c| c.is_err()).cloned().unwrap_or(Ok(()))
 }
 

@@ -13,6 +13,7 @@ pub(crate) enum Family {
     Attention,
     Cache,
     Loss,
+    Experts,
     Elementwise,
     Squares,
     /// Copies, collectives and host tasks, which have no kernel.
@@ -47,6 +48,14 @@ impl Op {
             | Self::CrossEntropyStats { .. }
             | Self::CrossEntropyLoss { .. }
             | Self::CrossEntropyBackward { .. } => Family::Loss,
+            Self::Route { .. }
+            | Self::RouteBackward { .. }
+            | Self::SortByExpert { .. }
+            | Self::GatherRows { .. }
+            | Self::GroupedGemm { .. }
+            | Self::CombineExperts { .. }
+            | Self::CombineExpertsBackward { .. }
+            | Self::ExpertLoad { .. } => Family::Experts,
             Self::Gelu { .. }
             | Self::GeluBackward { .. }
             | Self::SwiGlu { .. }

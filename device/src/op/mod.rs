@@ -3,16 +3,23 @@
 
 mod access;
 mod check;
+mod collective;
+mod experts;
 mod family;
 mod heads;
 pub(crate) mod lane;
+mod product;
 pub(crate) mod task;
 mod tolerance;
 
 pub use access::Mode;
+pub use experts::{ExpertWeights, GroupedForm, MOST_CHOICES, MOST_EXPERTS, expert_sort_scratch};
 pub use heads::{HeadNorm, HeadNormGrads, Heads, Scores, WidthNorm};
+pub use product::Epilogue;
 
+pub(crate) use collective::{CollectiveKind, CollectiveOp};
 pub(crate) use family::Family;
+pub(crate) use product::Product;
 use task::{DeviceOp, HostOp};
 
 use crate::Tensor;
@@ -83,104 +90,6 @@ pub const MAXIMA: usize = 256;
 /// Elements of each run of a tensor of `len` elements; the last runs may be shorter or empty.
 pub(crate) const fn run_of_maxima(len: usize) -> usize {
     len.div_ceil(MAXIMA).next_multiple_of(8)
-}
-
-/// An additional step of a matmul. If the GPU's library has the step, it saves a pass over memory.
-/// Otherwise the op of [`separate_op`](Self::separate_op) follows the matmul.
-#[derive(Clone, Copy, PartialEq, Debug)]
-#[expect(missing_docs, reason = "each variant's formula names its fields")]
-pub enum Epilogue {
-    /// No additional step.
-    None,
-    /// y (m, n) = gelu(c).
-    Gelu { y: Tensor },
-    /// c = c gelu'(x (m, n)).
-    GeluBackward { x: Tensor },
-    /// sums (m) = sums of the rows of a, a transposed view. If the matmul computes the gradient of
-    /// a weight, they are the gradient of its bias.
-    RowSums { sums: Tensor },
-}
-
-impl Epilogue {
-    /// The epilogue that writes row sums to `sums`, or no epilogue if it is `None`.
-    pub const fn row_sums(sums: Option<Tensor>) -> Self {
-        match sums {
-            Some(sums) => Self::RowSums { sums },
-            None => Self::None,
-        }
-    }
-
-    /// The op that does the epilogue's work after a matmul with operand `a` and result `c`.
-    pub const fn separate_op(self, a: Tensor, c: Tensor) -> Option<Op> {
-        match self {
-            Self::None => None,
-            Self::Gelu { y } => Some(Op::Gelu { x: c, y }),
-            Self::GeluBackward { x } => Some(Op::GeluBackward { x, d: c }),
-            Self::RowSums { sums } => Some(Op::ColumnSum { x: a.t(), y: sums }),
-        }
-    }
-}
-
-/// The matmul of an op: [`Op::Gemm`] or [`Op::ScaledGemm`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Product {
-    pub(crate) a: Tensor,
-    pub(crate) b: Tensor,
-    pub(crate) c: Tensor,
-    pub(crate) bias: Option<Tensor>,
-    /// Scales of a and b.
-    pub(crate) scales: Option<[Tensor; 2]>,
-    /// Whether the result is added to the old c.
-    pub(crate) add: bool,
-    pub(crate) epilogue: Epilogue,
-}
-
-impl Product {
-    /// The matmul of `op`, if the op is a matmul.
-    pub(crate) const fn of(op: &Op) -> Option<Self> {
-        match *op {
-            Op::Gemm { a, b, c, bias, add, epilogue } => {
-                Some(Self { a, b, c, bias, scales: None, add, epilogue })
-            }
-            Op::ScaledGemm { a, b, c, bias, scales } => {
-                let epilogue = Epilogue::None;
-                Some(Self { a, b, c, bias, scales: Some(scales), add: false, epilogue })
-            }
-            _ => None,
-        }
-    }
-}
-
-/// A kind of collective.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum CollectiveKind {
-    /// Combines whole buffers on every rank.
-    AllReduce(Reduction),
-    /// Sums buffers into one part per rank.
-    ReduceScatter,
-    /// Collects the parts of all ranks.
-    AllGather,
-    /// Copies the buffer of one rank to all ranks.
-    Broadcast { root: usize },
-}
-
-impl CollectiveKind {
-    /// Number on which the ranks of a collective must agree, in addition to the op's name.
-    pub(crate) const fn detail(self) -> usize {
-        match self {
-            Self::AllReduce(reduce) => reduce as usize,
-            Self::ReduceScatter | Self::AllGather => 0,
-            Self::Broadcast { root } => root,
-        }
-    }
-}
-
-/// An op that is a collective.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CollectiveOp {
-    pub(crate) x: Tensor,
-    pub(crate) group: Group,
-    pub(crate) kind: CollectiveKind,
 }
 
 /// The operations of lanes. Shapes are (rows, columns); B samples, T tokens each, C hidden.
@@ -370,6 +279,63 @@ pub enum Op {
         factor: f32,
         cap: Option<f32>,
     },
+    /// weights (N, k) F32 and choices (N, k) I32 = the largest k elements of p = softmax(logits (N, E)
+    /// F32) by row, in descending order. p grows with the logit, so the logits decide: of equal
+    /// logits the lower index comes first, and NaN counts as -inf. `normalize`: the k weights are
+    /// divided by their sum. All in fp32.
+    Route { logits: Tensor, weights: Tensor, choices: Tensor, normalize: bool },
+    /// Replaces logits (N, E) F32 by the gradient with respect to them, from d_weights (N, k) F32.
+    /// `balance` (E) F32 is added to the gradient with respect to p of every row.
+    RouteBackward {
+        logits: Tensor,
+        choices: Tensor,
+        d_weights: Tensor,
+        normalize: bool,
+        balance: Option<Tensor>,
+    },
+    /// Stable counting sort of the R = N k pairs of a token and a slot by expert. offsets (E + 1) I32:
+    /// the first row of each expert, then R. order (R) I32: the pair token k + slot of each row; rows
+    /// of an expert stand in the order of their pairs. places (N, k) I32: the row of each pair.
+    /// `scratch` I32 (at least [`expert_sort_scratch`]) has arbitrary values afterwards.
+    SortByExpert {
+        choices: Tensor,
+        offsets: Tensor,
+        order: Tensor,
+        places: Tensor,
+        scratch: Tensor,
+    },
+    /// y (R, C) = rows of x (N, C): row r is row order(r) / k of x.
+    GatherRows { x: Tensor, order: Tensor, y: Tensor },
+    /// A matmul for each expert e, of its rows offsets(e) to offsets(e + 1), with its matrix W_e
+    /// (n, k). fp32 inside, one rounding; a sum does not depend on the place of the expert's rows.
+    /// `Forward`: c (R, n) = a (R, k) W_e'. `InputGradient`: c (R, k) = a (R, n) W_e.
+    /// `WeightGradient`: W_e = (add ? W_e : 0) + a' b over the rows of the expert, with a (R, n) and
+    /// b (R, k); without rows, W_e is 0 or keeps its value.
+    GroupedGemm {
+        form: GroupedForm,
+        a: Tensor,
+        b: Option<Tensor>,
+        c: Option<Tensor>,
+        experts: ExpertWeights,
+        offsets: Tensor,
+        add: bool,
+    },
+    /// out (N, C) = sum over the slots of a token, in order and in fp32, of weights (N, k) F32 times
+    /// rows places (N, k) of y (R, C). Without weights the factors are 1.
+    CombineExperts { y: Tensor, places: Tensor, weights: Option<Tensor>, out: Tensor },
+    /// Row places(t, j) of d_y (R, C) = weights(t, j) d_out(t); d_weights (N, k) F32 = products of
+    /// d_out(t) and row places(t, j) of y over the C columns of this rank. d_y may be y.
+    CombineExpertsBackward {
+        d_out: Tensor,
+        y: Tensor,
+        places: Tensor,
+        weights: Tensor,
+        d_y: Tensor,
+        d_weights: Tensor,
+    },
+    /// load (E) F64 += number of rows of each expert; shares (E) F64 += sums of p by expert in fp64,
+    /// in the order of the rows of logits (N, E) F32.
+    ExpertLoad { offsets: Tensor, logits: Tensor, load: Tensor, shares: Option<Tensor> },
     /// into += x.
     Add { x: Tensor, into: Tensor },
     /// y = x in y's storage type.
@@ -445,6 +411,14 @@ impl Op {
             Self::CrossEntropyStats { .. } => "cross_entropy_stats",
             Self::CrossEntropyLoss { .. } => "cross_entropy_loss",
             Self::CrossEntropyBackward { .. } => "cross_entropy_backward",
+            Self::Route { .. } => "route",
+            Self::RouteBackward { .. } => "route_backward",
+            Self::SortByExpert { .. } => "sort_by_expert",
+            Self::GatherRows { .. } => "gather_rows",
+            Self::GroupedGemm { .. } => "grouped_gemm",
+            Self::CombineExperts { .. } => "combine_experts",
+            Self::CombineExpertsBackward { .. } => "combine_experts_backward",
+            Self::ExpertLoad { .. } => "expert_load",
             Self::Add { .. } => "add",
             Self::Cast { .. } => "cast",
             Self::Zero { .. } => "zero",
@@ -465,6 +439,9 @@ impl Op {
             Self::Gemm { a, b, .. } | Self::ScaledGemm { a, b, .. } => {
                 2.0 * a.len() as f64 * b.shape().1 as f64
             }
+            Self::GroupedGemm { a, experts, .. } => {
+                2.0 * a.shape().0 as f64 * experts.matrix_len() as f64
+            }
             // The forward pass has two matmuls of the visible pairs, and the backward pass has five.
             Self::Attention { out, heads, scores, .. } => {
                 2.0 * out.len() as f64 * scores.flops_per_element(heads.seq_len)
@@ -476,22 +453,5 @@ impl Op {
             Self::Task { task } => task.flops(),
             _ => 0.0,
         }
-    }
-
-    /// The op as a collective. `None` if it is another op.
-    pub(crate) const fn collective(&self) -> Option<CollectiveOp> {
-        let (x, group, kind) = match *self {
-            Self::AllReduce { x, group, reduce } => (x, group, CollectiveKind::AllReduce(reduce)),
-            Self::ReduceScatter { x, group } => (x, group, CollectiveKind::ReduceScatter),
-            Self::AllGather { x, group } => (x, group, CollectiveKind::AllGather),
-            Self::Broadcast { x, group, root } => (x, group, CollectiveKind::Broadcast { root }),
-            _ => return None,
-        };
-        Some(CollectiveOp { x, group, kind })
-    }
-
-    /// The group of a collective.
-    pub fn group(&self) -> Option<Group> {
-        self.collective().map(|of| of.group)
     }
 }

@@ -13,7 +13,7 @@
 //!
 //! A wrong tile, a forgotten term or TF32 in place of fp32 changes results by more.
 
-use super::{Family, Op, Product, Reduction};
+use super::{Family, GroupedForm, Op, Product, Reduction};
 use crate::{Dtype, Epilogue, Tensor};
 
 /// Relative error of functions and of short sums in fp32.
@@ -31,6 +31,9 @@ pub(crate) struct Tolerance {
 impl Tolerance {
     /// Only equal elements.
     const EXACT: Self = Self { of_each: 0.0, of_largest: 0.0, floor: 0.0 };
+
+    /// Any elements, for scratch: no op reads its contents.
+    const ANY: Self = Self { of_each: 0.0, of_largest: 0.0, floor: f64::INFINITY };
 
     /// Results of functions of single elements.
     fn elementwise(dtype: Dtype) -> Self {
@@ -124,6 +127,7 @@ impl Op {
                 Self::CrossEntropyBackward { .. } => Tolerance::elementwise(dtype),
                 _ => Tolerance::sum(dtype, fp32_sum(self.terms()), 1.0),
             },
+            Family::Experts => self.tolerance_of_experts(t),
             Family::Elementwise => match self {
                 Self::Zero { .. } => Tolerance::EXACT,
                 Self::ColumnSum { .. } => Tolerance::sum(dtype, fp32_sum(self.terms()), 1.0),
@@ -151,6 +155,40 @@ impl Op {
             _ => return Tolerance::EXACT,
         };
         Tolerance::sum(dtype, sum_of_products(operand, terms), stored)
+    }
+
+    /// The bound for `t`, which an op of a mixture of experts writes. Rows of an expert are data, so a
+    /// weight's gradient may be a sum of all rows.
+    fn tolerance_of_experts(&self, t: Tensor) -> Tolerance {
+        let dtype = t.dtype();
+        match *self {
+            Self::SortByExpert { scratch, .. } if scratch == t => Tolerance::ANY,
+            Self::Route { weights, .. } if weights == t => {
+                Tolerance::sum(dtype, fp32_sum(self.terms()), 0.0)
+            }
+            Self::RouteBackward { .. } => Tolerance::sum(dtype, fp32_sum(self.terms()), 0.0),
+            Self::GroupedGemm { form, a, experts, add, .. } => {
+                let terms = match form {
+                    GroupedForm::Forward => experts.shape.1,
+                    GroupedForm::InputGradient => experts.shape.0,
+                    GroupedForm::WeightGradient => a.shape().0,
+                };
+                let stored = f64::from(u8::from(add));
+                Tolerance::sum(dtype, sum_of_products(a.dtype(), terms), stored)
+            }
+            Self::CombineExperts { places, .. } => {
+                Tolerance::sum(dtype, fp32_sum(places.shape().1), 0.0)
+            }
+            Self::CombineExpertsBackward { d_out, d_weights, .. } if d_weights == t => {
+                Tolerance::sum(dtype, fp32_sum(d_out.shape().1), 0.0)
+            }
+            Self::CombineExpertsBackward { .. } => Tolerance::elementwise(dtype),
+            Self::ExpertLoad { shares: Some(shares), .. } if shares == t => {
+                Tolerance::sum(dtype, fp32_sum(self.terms()), 0.0)
+            }
+            // Choices, rows, copies and counts.
+            _ => Tolerance::EXACT,
+        }
     }
 
     /// Number of terms of the longest sum: rows or columns of the largest operand.
@@ -249,5 +287,21 @@ mod tests {
         assert!(backward_limit > 4.0 * spacing && backward_limit < 4.1 * spacing);
         // Logarithms of sums stay in fp32.
         assert!(forward.tolerance(lse, 1).limit(0.0, large) < 1e-4);
+    }
+
+    #[test]
+    fn choices_and_rows_of_experts_have_the_same_bits_and_their_scratch_has_any() {
+        let [choices, places] = tensors(Dtype::I32, [(4, 2), (4, 2)]);
+        let [offsets, order, scratch] = tensors(Dtype::I32, [(1, 6), (1, 8), (1, 5)]);
+        let [logits, weights] = tensors(Dtype::F32, [(4, 5), (4, 2)]);
+        let sort = Op::SortByExpert { choices, offsets, order, places, scratch };
+        for t in [offsets, order] {
+            assert_eq!(sort.tolerance(t, 1), Tolerance::EXACT);
+        }
+        assert_eq!(sort.tolerance(scratch, 1).limit(0.0, 1.0), f64::INFINITY);
+        let route = Op::Route { logits, weights, choices, normalize: true };
+        assert_eq!(route.tolerance(choices, 1), Tolerance::EXACT);
+        let limit = route.tolerance(weights, 1).limit(1.0, 1.0);
+        assert!(limit > 1e-7 && limit < 1e-5, "{limit:e}");
     }
 }

@@ -173,7 +173,7 @@ pub struct CriticalPathPart {
 /// Seconds of the critical path by group of ops. The groups and their order are fixed.
 pub fn groups(parts: &[CriticalPathPart]) -> Vec<(&'static str, f64)> {
     let group = |part: &CriticalPathPart| match (part.lane.as_str(), part.op) {
-        ("Compute", "gemm" | "scaled_gemm") => 0,
+        ("Compute", "gemm" | "scaled_gemm" | "grouped_gemm") => 0,
         ("Compute", op) if op.starts_with("attention") => 1,
         ("TpComm", _) => 3,
         ("DpComm", "all_reduce" | "reduce_scatter" | "all_gather" | "broadcast") => 4,
@@ -426,6 +426,7 @@ mod tests {
         for (lane, op, of) in [
             ("Compute", "gemm", "matrix products"),
             ("Compute", "scaled_gemm", "matrix products"),
+            ("Compute", "grouped_gemm", "matrix products"),
             ("Compute", "attention_backward", "attention"),
             ("Compute", "quantize", "small kernels"),
             ("DpComm", "add", "small kernels"),

@@ -10,6 +10,7 @@ mod dense;
 mod documents;
 mod elementwise;
 mod embedding;
+mod experts;
 mod fp8;
 mod loss;
 mod math;
@@ -56,6 +57,7 @@ pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &Workers) -> Result<()
         Family::Attention => attention::run(op, memory, workers),
         Family::Cache => cached::run(op, memory, workers),
         Family::Loss => loss::run(op, memory, workers),
+        Family::Experts => experts::run(op, memory, workers),
         Family::Elementwise => elementwise::run(op, memory, workers),
         Family::Squares => squares::run(op, memory, workers),
         Family::Transfer | Family::Task => not_a_kernel(),

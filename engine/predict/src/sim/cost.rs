@@ -188,9 +188,10 @@ pub(super) fn of_rank(h: &Hardware, resources: &Resources, rank: usize, work: &W
         return on_cores(measured, work, 1).demand(resources);
     }
     let request = match work.kind {
-        WorkKind::Gemm { .. } | WorkKind::Attention { .. } | WorkKind::Kernel => {
-            kernel(h, rank, work)
-        }
+        WorkKind::Gemm { .. }
+        | WorkKind::GroupedGemm { .. }
+        | WorkKind::Attention { .. }
+        | WorkKind::Kernel => kernel(h, rank, work),
         WorkKind::Up | WorkKind::Down => copy(h, rank, work),
         WorkKind::Host => host(h, rank, work),
         WorkKind::Collective { .. } | WorkKind::Meeting { .. } => ResourceRequest::default(),
@@ -279,6 +280,7 @@ fn on_cores(m: &MeasuredMachine, work: &Work, members: usize) -> ResourceRequest
             let product = m.gemm[wide].seconds(work.flops, work.bytes as f64);
             product + work.separate_op.map_or(0.0, separate_op)
         }
+        WorkKind::GroupedGemm { .. } => m.gemm[wide].seconds(work.flops, work.bytes as f64),
         WorkKind::Attention { backward, .. } => {
             m.attention[usize::from(backward)].seconds(work.flops, work.bytes as f64)
         }

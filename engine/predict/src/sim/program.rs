@@ -2,8 +2,8 @@
 
 use device::cuda::testing::launches;
 use device::{
-    AdmittedOp, Arena, Cargo, Device, Entry, Error, Event, Executor, Group, Heads, LANES, Lane,
-    Mode, Op, Plan, Rank, Scores, Tensor, join,
+    AdmittedOp, Arena, Cargo, Device, Entry, Error, Event, Executor, Group, GroupedForm, Heads,
+    LANES, Lane, Mode, Op, Plan, Rank, Scores, Tensor, join,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -47,6 +47,18 @@ pub enum WorkKind {
         k: usize,
         /// Whether a bias is added to the rows of the result.
         bias: bool,
+    },
+    /// A matmul for each expert of a mixture of experts. Rows of an expert are data: the costs divide
+    /// them evenly.
+    GroupedGemm {
+        /// Kind of the matmuls.
+        form: GroupedForm,
+        /// Rows of all experts.
+        rows: usize,
+        /// Number of experts.
+        experts: usize,
+        /// Rows and columns of an expert's matrix.
+        shape: (usize, usize),
     },
     /// Causal attention.
     Attention {
@@ -123,7 +135,7 @@ fn kernels(op: &Op) -> u32 {
 fn calls(op: &Op, kind: WorkKind, rank: Rank) -> u32 {
     match kind {
         WorkKind::Gemm { .. } | WorkKind::Up | WorkKind::Down => 1,
-        WorkKind::Attention { .. } | WorkKind::Kernel => kernels(op),
+        WorkKind::Attention { .. } | WorkKind::GroupedGemm { .. } | WorkKind::Kernel => kernels(op),
         // The collective's own call, and an event before and after the call for the watchdog.
         WorkKind::Collective { group, .. } if rank.within(group).1 > 1 => 3,
         WorkKind::Collective { .. } | WorkKind::Meeting { .. } | WorkKind::Host => 0,
@@ -137,6 +149,10 @@ impl Work {
             Op::Gemm { a, b, bias, .. } | Op::ScaledGemm { a, b, bias, .. } => {
                 let ((m, k), (_, n)) = (a.shape(), b.shape());
                 (WorkKind::Gemm { m, n, k, bias: bias.is_some() }, op.bytes())
+            }
+            Op::GroupedGemm { form, a, experts, .. } => {
+                let (rows, experts, shape) = (a.shape().0, experts.count, experts.shape);
+                (WorkKind::GroupedGemm { form, rows, experts, shape }, op.bytes())
             }
             Op::Attention { out, lse, heads, scores, .. } => {
                 (attention([out, lse], heads, scores, false), op.bytes())

@@ -38,6 +38,10 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest 
         WorkKind::Gemm { m, n, k, .. } => {
             (products::seconds(gpu, work, m, n, k), work.bytes as f64)
         }
+        WorkKind::GroupedGemm { form, rows, experts, shape } => {
+            let seconds = products::grouped_seconds(gpu, work, form, rows, experts, shape);
+            (seconds, work.bytes as f64)
+        }
         WorkKind::Attention { .. } if gpu.as_of_2020.is_some() => {
             batched_attention(gpu, work, products::rate(gpu, work))
         }

@@ -3,6 +3,7 @@
 use super::WIDE_SHARE;
 use crate::sim::hardware::Gpu;
 use crate::sim::program::Work;
+use device::GroupedForm;
 
 /// Rows and columns of the tile that a multiprocessor computes, and its speed: a smaller tile fetches
 /// more operands for each sum. A library chooses the fastest tile for a shape.
@@ -49,6 +50,52 @@ pub(super) fn seconds(gpu: &Gpu, work: &Work, m: usize, n: usize, k: usize) -> f
         _ => 1.0,
     };
     work.flops / (rate(gpu, work) * faster * filled(gpu, [m, n, k], GEMM_DEPTH * faster))
+}
+
+/// Rows, columns and speed of the tiles of grouped matmuls, for 16-bit and for 32-bit operands: their
+/// kernels have one tile each.
+const GROUPED_TILES: [[f64; 3]; 2] = [[128.0, 128.0, 0.97], [64.0, 64.0, 0.75]];
+
+/// Seconds of the matmuls of `experts` matrices of `shape`, with `rows` rows that are divided evenly
+/// between them. A tile takes as long as the same tile of an ordinary matmul. That is an assumption:
+/// the kernels of grouped matmuls have not been timed.
+pub(super) fn grouped_seconds(
+    gpu: &Gpu,
+    work: &Work,
+    form: GroupedForm,
+    rows: usize,
+    experts: usize,
+    shape: (usize, usize),
+) -> f64 {
+    let tile = GROUPED_TILES[usize::from(work.wide)];
+    let terms = grouped_terms(gpu.processors, tile, form, [rows, experts], shape);
+    2.0 * terms * gpu.processors as f64 / rate(gpu, work)
+}
+
+/// Multiplications with additions that take a multiprocessor as long as the whole grouped matmul.
+///
+/// Each expert has tiles of its own, so the last tile of its rows may have few rows. If experts have no
+/// rows, they have no tiles, but for their gradients, which are sums over the rows.
+fn grouped_terms(
+    processors: usize,
+    [height, width, speed]: [f64; 3],
+    form: GroupedForm,
+    [rows, experts]: [usize; 2],
+    shape: (usize, usize),
+) -> f64 {
+    let (n, k) = (shape.0 as f64, shape.1 as f64);
+    let busy = experts.min(rows).max(1) as f64;
+    let tiles_of_rows = busy * (rows as f64 / busy / height).ceil();
+    let (tiles, terms) = match form {
+        GroupedForm::Forward => (tiles_of_rows * (n / width).ceil(), k),
+        GroupedForm::InputGradient => (tiles_of_rows * (k / width).ceil(), n),
+        GroupedForm::WeightGradient => {
+            let of_one = (n / height).ceil() * (k / width).ceil();
+            (experts as f64 * of_one, rows as f64 / experts.max(1) as f64)
+        }
+    };
+    let rounds = (tiles / processors as f64).ceil();
+    rounds * height * width * (terms + GEMM_DEPTH) / speed
 }
 
 /// Multiplications and additions per second of large matmuls with 16-bit or fp32 operands.
@@ -110,6 +157,35 @@ mod tests {
         assert!(share(80, 1, 1, 1024) < 1e-4);
         // A tile's start and end are as long as 128 terms.
         assert!((share(80, 256 * 80, 128, 128) - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn tiles_of_a_grouped_matmul_belong_to_one_expert() {
+        use GroupedForm::{Forward, InputGradient, WeightGradient};
+        let (n, k, tile) = (256usize, 1024usize, [128.0, 128.0, 1.0]);
+        let rounds = |form: GroupedForm, rows: usize, experts: usize| {
+            let terms = match form {
+                Forward => k,
+                InputGradient => n,
+                WeightGradient => rows / experts,
+            };
+            let one = 128.0 * 128.0 * (terms as f64 + GEMM_DEPTH);
+            grouped_terms(80, tile, form, [rows, experts], (n, k)) / one
+        };
+        // 8 experts of 640 rows have 5 tiles of rows and 2 of columns each: one round of 80. One row
+        // more for each is a sixth tile: a second round.
+        assert_eq!(rounds(Forward, 8 * 640, 8), 1.0);
+        assert_eq!(rounds(Forward, 8 * 641, 8), 2.0);
+        // The same rows with 128 experts of 40 rows: 128 tiles of rows, 256 in all.
+        assert_eq!(rounds(Forward, 8 * 640, 128), 4.0);
+        // The input has 8 tiles of columns.
+        assert_eq!(rounds(InputGradient, 8 * 640, 8), 4.0);
+        // Each gradient has 2 x 8 tiles, however many rows are summed.
+        assert_eq!(rounds(WeightGradient, 8 * 640, 8), 2.0);
+        assert_eq!(rounds(WeightGradient, 8 * 8, 8), 2.0);
+        // 16 rows are those of at most 16 of 128 experts.
+        assert_eq!(rounds(Forward, 16, 128), 1.0);
+        assert_eq!(rounds(WeightGradient, 16 * 128, 128), 26.0);
     }
 
     #[test]

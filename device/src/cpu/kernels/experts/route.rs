@@ -1,0 +1,180 @@
+//! Routes of tokens to experts: the choices, their gradient, and the load of the experts.
+
+use super::super::math::{dot, exp, max, sum, vectorised};
+use super::super::{Memory, not_a_kernel, slice, slice_mut};
+use super::indices;
+use crate::cpu::workers::{Slice, Workers};
+use crate::op::{MOST_CHOICES, MOST_EXPERTS, Op};
+
+pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
+    match *op {
+        Op::Route { logits, weights, choices, normalize } => {
+            let ((tokens, experts), per_token) = (logits.shape(), choices.shape().1);
+            let (work, logits) = (logits.len(), slice::<f32>(m, logits)?);
+            let weights = Slice { data: slice_mut::<f32>(m, weights)?, each: per_token };
+            let choices = Slice { data: slice_mut::<i32>(m, choices)?, each: per_token };
+            workers.split(tokens, work, (weights, choices), &|tokens, (weights, choices), _| {
+                let logits = &logits[tokens.start * experts..tokens.end * experts];
+                let rows = logits.chunks_exact(experts);
+                for (logits, choices) in rows.zip(choices.data.chunks_exact_mut(per_token)) {
+                    choose(logits, choices);
+                }
+                weigh(logits, choices.data, weights.data, [experts, per_token], normalize);
+            });
+        }
+        Op::RouteBackward { logits, choices, d_weights, normalize, balance } => {
+            let ((tokens, experts), per_token) = (logits.shape(), choices.shape().1);
+            let choices = indices(m, choices, experts)?;
+            let d_weights = slice::<f32>(m, d_weights)?;
+            let balance = balance.map(|balance| slice::<f32>(m, balance)).transpose()?;
+            let work = logits.len();
+            let logits = Slice { data: slice_mut::<f32>(m, logits)?, each: experts };
+            workers.split(tokens, work, logits, &|tokens, logits, _| {
+                let pairs = tokens.start * per_token..tokens.end * per_token;
+                let (choices, d_weights) = (&choices[pairs.clone()], &d_weights[pairs]);
+                let given = RouteGradients { choices, d_weights, per_token, normalize, balance };
+                differentiate(logits.data, experts, given);
+            });
+        }
+        Op::ExpertLoad { offsets, logits, load, shares } => {
+            let offsets = slice::<i32>(m, offsets)?;
+            if !offsets.is_sorted() {
+                return Err("`offsets` of experts decrease".into());
+            }
+            for (load, rows) in slice_mut::<f64>(m, load)?.iter_mut().zip(offsets.windows(2)) {
+                *load += f64::from(rows[1]) - f64::from(rows[0]);
+            }
+            let (experts, logits) = (logits.shape().1, slice::<f32>(m, logits)?);
+            if let Some(shares) = shares {
+                add_shares(logits, experts, slice_mut::<f64>(m, shares)?);
+            }
+        }
+        _ => return not_a_kernel(),
+    }
+    Ok(())
+}
+
+/// Sets `choices` to the indices of the largest logits of a row: see [`Op::Route`].
+fn choose(logits: &[f32], choices: &mut [i32]) {
+    let (most, mut kept) = (choices.len(), 0);
+    let mut best = [f32::NEG_INFINITY; MOST_CHOICES];
+    for (expert, logit) in logits.iter().enumerate() {
+        let logit = if logit.is_nan() { f32::NEG_INFINITY } else { *logit };
+        if kept == most && logit <= best[most - 1] {
+            continue;
+        }
+        let place = best[..kept].iter().position(|other| logit > *other).unwrap_or(kept);
+        kept = (kept + 1).min(most);
+        best.copy_within(place..kept - 1, place + 1);
+        choices.copy_within(place..kept - 1, place + 1);
+        (best[place], choices[place]) = (logit, expert as i32);
+    }
+}
+
+/// p = softmax(logits), in an order of sums that depends on the number of experts alone.
+#[inline(always)]
+fn softmax(logits: &[f32], p: &mut [f32]) {
+    let largest = max(logits);
+    p.iter_mut().zip(logits).for_each(|(p, logit)| *p = exp(logit - largest));
+    let total = sum(p, |p| p);
+    p.iter_mut().for_each(|p| *p /= total);
+}
+
+/// weights (tokens, slots) = p of the choices, divided by their sum in the order of the slots if
+/// `normalize`.
+fn weigh(
+    logits: &[f32],
+    choices: &[i32],
+    weights: &mut [f32],
+    [experts, per_token]: [usize; 2],
+    normalize: bool,
+) {
+    vectorised(
+        #[inline(always)]
+        || {
+            let mut p = [0.0; MOST_EXPERTS];
+            let p = &mut p[..experts];
+            let rows = logits.chunks_exact(experts).zip(choices.chunks_exact(per_token));
+            for ((logits, choices), weights) in rows.zip(weights.chunks_exact_mut(per_token)) {
+                softmax(logits, p);
+                let of_choices = choices.iter().map(|expert| p[*expert as usize]);
+                weights.iter_mut().zip(of_choices).for_each(|(weight, p)| *weight = p);
+                if normalize {
+                    let total = weights.iter().fold(0.0f32, |total, weight| total + weight);
+                    weights.iter_mut().for_each(|weight| *weight /= total);
+                }
+            }
+        },
+    );
+}
+
+/// The choices of some rows, and the gradients of what follows from them.
+#[derive(Clone, Copy)]
+struct RouteGradients<'a> {
+    choices: &'a [i32],
+    d_weights: &'a [f32],
+    per_token: usize,
+    normalize: bool,
+    /// Gradient of each expert's p, for every row.
+    balance: Option<&'a [f32]>,
+}
+
+/// Replaces logits (tokens, experts) by their gradient.
+///
+/// f are the weights, D is the sum of f d_weights, and B is the sum of p balance. The gradient is
+/// p (balance - B - D), or p (balance - B) if the weights are normalised. A chosen expert adds
+/// f d_weights, or f (d_weights - D) if they are normalised.
+fn differentiate(logits: &mut [f32], experts: usize, given: RouteGradients<'_>) {
+    let RouteGradients { choices, d_weights, per_token, normalize, balance } = given;
+    vectorised(
+        #[inline(always)]
+        || {
+            let mut p = [0.0; MOST_EXPERTS];
+            let p = &mut p[..experts];
+            let pairs = choices.chunks_exact(per_token).zip(d_weights.chunks_exact(per_token));
+            for (logits, (choices, d_weights)) in logits.chunks_exact_mut(experts).zip(pairs) {
+                softmax(logits, p);
+                let of_choices = choices.iter().map(|expert| p[*expert as usize]);
+                let total = of_choices.fold(0.0f32, |total, p| total + p);
+                let total = if normalize { total } else { 1.0 };
+                let mut by_weights = 0.0f32;
+                for (expert, d) in choices.iter().zip(d_weights) {
+                    by_weights = (p[*expert as usize] / total).mul_add(*d, by_weights);
+                }
+                let by_balance = balance.map_or(0.0, |balance| dot(p, balance));
+                let (of_all, of_chosen) = match normalize {
+                    true => (by_balance, by_weights),
+                    false => (by_balance + by_weights, 0.0),
+                };
+                let both = logits.iter_mut().zip(&*p);
+                match balance {
+                    Some(balance) => {
+                        let terms = both.zip(balance);
+                        terms.for_each(|((d, p), balance)| *d = p * (balance - of_all));
+                    }
+                    None => both.for_each(|(d, p)| *d = p * (0.0 - of_all)),
+                }
+                for (expert, d) in choices.iter().zip(d_weights) {
+                    let expert = *expert as usize;
+                    logits[expert] = (p[expert] / total).mul_add(d - of_chosen, logits[expert]);
+                }
+            }
+        },
+    );
+}
+
+/// shares (experts) += sums of p over the rows, in order. One thread sums, since a sum in fp64 by
+/// blocks of rows would need fp64 scratch.
+fn add_shares(logits: &[f32], experts: usize, shares: &mut [f64]) {
+    vectorised(
+        #[inline(always)]
+        || {
+            let mut p = [0.0; MOST_EXPERTS];
+            let p = &mut p[..experts];
+            for logits in logits.chunks_exact(experts) {
+                softmax(logits, p);
+                shares.iter_mut().zip(&*p).for_each(|(share, p)| *share += f64::from(*p));
+            }
+        },
+    );
+}
