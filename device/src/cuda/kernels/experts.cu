@@ -2,62 +2,51 @@
 // at most 1024; k experts of a token, at most 32; pair t k + j is token t's choice in slot j. No sum uses atomics, so each has the
 // same bits at every run.
 
-// e = exp(z - max) of a row of logits; returns their sum, in the order of the experts as on the cpu backend. A warp has a row, and
-// all its lanes may read e afterwards.
-INLINE float row_exponentials(const float* logits, float* e, int experts) {
+// p = softmax of a row of logits. A warp has a row; all its lanes may read p afterwards.
+INLINE void row_softmax(const float* logits, float* p, int experts) {
   int lane = threadIdx.x % 32;
-  float high = -__int_as_float(0x7f800000);
+  float high = -__int_as_float(0x7f800000), sum = 0.0f;
   for (int i = lane; i < experts; i += 32) high = fmaxf(high, logits[i]);
   high = warp_combine(high, 32, larger);
-  for (int i = lane; i < experts; i += 32) e[i] = exponential(logits[i] - high);
-  __syncwarp();
-  float sum = 0.0f;
-#pragma unroll 8
-  for (int i = 0; i < experts; i++) sum += e[i];
-  return sum;
-}
-
-// p = softmax of a row of logits. All lanes may read p afterwards.
-INLINE void row_softmax(const float* logits, float* p, int experts) {
-  float sum = row_exponentials(logits, p, experts);
-  __syncwarp();
-  for (int i = threadIdx.x % 32; i < experts; i += 32) p[i] = p[i] / sum;
+  for (int i = lane; i < experts; i += 32) sum += p[i] = exponential(logits[i] - high);
+  sum = warp_combine(sum, 32, plus);
+  for (int i = lane; i < experts; i += 32) p[i] = p[i] / sum;
   __syncwarp();
 }
 
-// An order of probabilities in which all NaN are equal: a row with NaN still has k different choices.
-INLINE u32 order_of(float p) { return p == p ? __float_as_uint(p) : 0x7fc00000u; }
+// A logit as it is compared: NaN counts as -inf, so a row with NaN has k different choices, too.
+INLINE float compared(float logit) { return logit == logit ? logit : -__int_as_float(0x7f800000); }
 
-// weights, choices (rows, k) = the k largest of p = softmax(logits) by row, in descending order; of equal ones the lower index comes
-// first. `normalize`: the weights are divided by their sum. A warp has a row.
+// weights, choices (rows, k) = the k largest of p = softmax(logits) by row, in descending order of the logits; of equal ones the lower
+// index comes first. `normalize`: the weights are divided by their sum. A warp has a row.
 KERNEL(128) route(const float* logits, float* weights, int* choices, u32 experts, u32 k, u32 normalize, i64 rows) {
   DYNAMIC_SHARED(shared);
   int lane = threadIdx.x % 32, count = experts;
   float* p = (float*)shared + threadIdx.x / 32 * experts;
   i64 row = 4 * (i64)blockIdx.x + threadIdx.x / 32;
   if (row >= rows) return;
-  row_softmax(logits + row * experts, p, count);
-  float weight = 0.0f, total = 0.0f;
+  logits += row * experts;
+  row_softmax(logits, p, count);
+  float weight = 0.0f, total = 0.0f, last = __int_as_float(0x7f800000);
   int choice = 0, last_at = -1;
-  u32 last = 0xffffffffu;
-  for (int j = 0; j < (int)k; j++) {
-    // The first in order of those behind the last choice.
-    u32 best = 0;
+  for (int slot = 0; slot < (int)k; slot++) {
+    // The first of those behind the last choice; -1: none.
+    float best = 0.0f;
     int at = -1;
     for (int i = lane; i < count; i += 32) {
-      u32 order = order_of(p[i]);
-      bool behind = order < last || (order == last && i > last_at);
-      if (behind && (at < 0 || order > best)) best = order, at = i;
+      float logit = compared(logits[i]);
+      bool behind = logit < last || (logit == last && i > last_at);
+      if (behind && (at < 0 || logit > best)) best = logit, at = i;
     }
 #pragma unroll
-    for (int other = 16; other; other /= 2) {
-      u32 order = __shfl_xor_sync(0xffffffffu, best, other);
-      int i = __shfl_xor_sync(0xffffffffu, at, other);
-      if (i >= 0 && (at < 0 || order > best || (order == best && i < at))) best = order, at = i;
+    for (int distance = 16; distance; distance /= 2) {
+      float other = __shfl_xor_sync(0xffffffffu, best, distance);
+      int i = __shfl_xor_sync(0xffffffffu, at, distance);
+      if (i >= 0 && (at < 0 || other > best || (other == best && i < at))) best = other, at = i;
     }
     last = best, last_at = at;
-    total += __uint_as_float(best);
-    if (lane == j) weight = __uint_as_float(best), choice = at;
+    total += p[at];
+    if (lane == slot) weight = p[at], choice = at;
   }
   if (lane < (int)k) {
     weights[row * k + lane] = normalize ? weight / total : weight;
