@@ -70,6 +70,7 @@ impl Sources {
             launches: launches.iter().map(|path| super::read(path)).collect(),
             compared: read("tests/fake-cuda/tests/kernels.rs")
                 + &read("tests/fake-cuda/tests/kernels/attention.rs")
+                + &read("tests/fake-cuda/tests/kernels/experts.rs")
                 + &read("tests/fake-cuda/tests/kernels/products/fp8.rs"),
             timed: read("tests/fake-cuda/tests/probes/ops.rs"),
             measured: measured.collect(),

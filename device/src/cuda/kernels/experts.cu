@@ -15,7 +15,7 @@ INLINE void row_softmax(const float* logits, float* p, int experts) {
 }
 
 // A logit as it is compared: NaN counts as -inf, so a row with NaN has k different choices, too.
-INLINE float compared(float logit) { return logit == logit ? logit : -__int_as_float(0x7f800000); }
+INLINE float compared(float logit) { return fmaxf(logit, -__int_as_float(0x7f800000)); }
 
 // weights, choices (rows, k) = the k largest of p = softmax(logits) by row, in descending order of the logits; of equal ones the lower
 // index comes first. `normalize`: the weights are divided by their sum. A warp has a row.
