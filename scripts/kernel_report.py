@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from check_kernels import FOLDERS, KERNELS, compile_file, kernels_of
 
-ARCHITECTURES = ["70", "80", "86", "89", "90", "100"]
+ARCHITECTURES = ["70", "80", "86", "89", "90", "100", "120"]
 # The disassembler reads no code for sm_70; this is the nearest that it reads.
 NEAREST = {"70": "75"}
 # By architecture: registers, warps, blocks and bytes of shared memory of a multiprocessor; bytes that a block takes beside its own.
@@ -21,6 +21,7 @@ LIMITS = {
     "89": (65536, 48, 24, 100 << 10, 1024),
     "90": (65536, 64, 32, 228 << 10, 1024),
     "100": (65536, 64, 32, 228 << 10, 1024),
+    "120": (65536, 48, 24, 100 << 10, 1024),
 }
 # By config: GPU, architecture, multiprocessors, GHz, bytes/s of memory, clocks of a load, clocks of a product (m16n8k16, on a V100
 # four of m8n8k4).
@@ -29,6 +30,11 @@ GPUS = {
     "llama3-8b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
     "gemma3-12b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
     "dgx2-70b": ("V100", "70", 80, 1.4, 0.8e12, 500, 2.0),
+    "qwen3-30b-a3b a100": ("A100", "80", 108, 1.41, 1.9e12, 500, 2.0),
+    "qwen3-30b-a3b 4090": ("RTX 4090", "89", 128, 2.5, 0.95e12, 600, 8.0),
+    "qwen3-30b-a3b 5090": ("RTX 5090", "120", 170, 2.4, 1.7e12, 700, 8.0),
+    "qwen3-30b-a3b h100": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
+    "gpt-oss-20b a100": ("A100", "80", 108, 1.41, 1.9e12, 500, 2.0),
 }
 
 
@@ -219,7 +225,9 @@ def page(library, disassembler, counts):
         "copies, over resident warps), issue (PTX instructions without moves, 4 per clock), passes of shared memory, tensor cores. Limits that",
         "add up, and instructions that machine code has beside PTX, make a GPU slower. `roofline` is memory or tensor time over the estimate.",
         "`llama3-8b` runs samples of 1024 tokens and scales all counts of attention to 4096 by pairs of tiles, its bytes, too, which is too",
-        "much for them. `gemma3-12b` has attention in layers without a window alone, scaled to 4096 tokens. Loads in flight for sm_70 are those of sm_75.",
+        "much for them. `gemma3-12b` has attention in layers without a window alone, scaled to 4096 tokens. Models of experts have the ops",
+        "of a layer's experts for 8192 tokens, with as many rows for each expert; a grouped matmul runs one expert. Loads in flight for sm_70",
+        "are those of sm_75.",
         "",
         "GPUs, as assumed: " + "; ".join(
             f"{name} ({config}): {count} multiprocessors at {ghz} GHz, {bandwidth / 1e12} TB/s, {latency} clocks per load"

@@ -7,6 +7,7 @@ use crate::{Dtype, KernelArg, Tensor};
 
 mod attention;
 mod dense;
+mod experts;
 mod fp8;
 mod rotary;
 
@@ -51,7 +52,9 @@ pub const PROGRAMS: &[Program] = &[
     program!("attention_mma.cu"),
     program!("elementwise.cu"),
     program!("embedding.cu"),
+    program!("experts.cu"),
     program!("fp8.cu"),
+    program!("grouped_gemm.cu"),
     program!("loss.cu"),
     program!("norm.cu"),
     program!("rotary.cu"),
@@ -259,6 +262,7 @@ fn is(t: Tensor, dtype: Dtype) -> Result<(), String> {
 
 pub use attention::WIDEST_HEAD;
 pub(crate) use dense::norm_scratch_bytes;
+pub(crate) use experts::shares_scratch_bytes;
 pub(crate) use rotary::rotary_scratch_bytes;
 
 /// Bytes of scratch that `op` needs.
@@ -270,6 +274,9 @@ pub const fn scratch_bytes(op: &Op) -> u64 {
         Op::WidthNormBackward { raw, .. } => norm_scratch_bytes(raw.shape(), 1),
         Op::RotaryBackward { d_qkv, heads, norm: Some(_), .. } => {
             rotary_scratch_bytes(heads.dim(d_qkv.shape().1))
+        }
+        Op::ExpertLoad { logits, shares: Some(_), .. } => {
+            shares_scratch_bytes(logits.shape().0, logits.shape().1)
         }
         _ => 0,
     }
@@ -297,6 +304,7 @@ pub fn launches(
         Family::Elementwise => to.elementwise(op),
         Family::Squares => to.squares(op),
         Family::Fp8 => to.fp8(op),
+        Family::Experts => to.experts(op, sm),
         Family::Task => to.task(op),
         Family::Product | Family::Transfer => no_kernel(op),
     }?;

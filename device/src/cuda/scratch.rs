@@ -22,6 +22,13 @@ pub const fn norm_scratch(shape: (usize, usize), has_bias: bool) -> u64 {
     launch::norm_scratch_bytes(shape, if has_bias { 2 } else { 1 })
 }
 
+/// Bytes of scratch for the sums of `experts` shares over `rows` rows ([`Op::ExpertLoad`] with shares).
+///
+/// [`Op::ExpertLoad`]: crate::Op::ExpertLoad
+pub const fn shares_scratch(rows: usize, experts: usize) -> u64 {
+    launch::shares_scratch_bytes(rows, experts)
+}
+
 /// Most bytes of scratch for a pass of cuDNN's attention over `samples` of `seq_len` tokens, by the
 /// shape of its heads and the elements of each.
 pub fn attention_workspace(samples: usize, heads: Heads, dim: usize) -> u64 {

@@ -150,9 +150,8 @@ impl Op {
             return Err(format!("{} is no grouped matmul", self.name()));
         };
         let (rows, (n, k)) = (a.shape().0, experts.shape);
-        let operands = [Some(a), b, c].into_iter().flatten();
-        let fits: Result<(), String> =
-            experts.check(offsets).and_then(|()| operands.map(value).collect());
+        let mut operands = [Some(a), b, c].into_iter().flatten();
+        let fits = experts.check(offsets).and_then(|()| operands.try_for_each(value));
         let both = |t: Tensor, shape: (usize, usize)| {
             if t.shape() == shape {
                 Ok(())

@@ -79,6 +79,7 @@ impl Sources {
             compared: read("tests/fake-cuda/tests/kernels.rs")
                 + &read("tests/fake-cuda/tests/kernels/attention.rs")
                 + &read("tests/fake-cuda/tests/kernels/norms.rs")
+                + &read("tests/fake-cuda/tests/kernels/experts.rs")
                 + &read("tests/fake-cuda/tests/kernels/products/fp8.rs"),
             timed: read("tests/fake-cuda/tests/probes/ops.rs"),
             measured: measured.collect(),

@@ -10,15 +10,6 @@
 #define TILE 64
 #define LOG2_E 1.44269504088896340736f
 
-// Calls f with the type, F16 or BF16. Other GPUs never launch these kernels, and there they are empty.
-template <class M, class F>
-INLINE void with_half(u32 type, F f) {
-  if constexpr (M::HERE) {
-    if (!M::HAS_BF16 || type == F16) f(OfF16());
-    else if constexpr (M::HAS_BF16) f(OfBf16());
-  }
-}
-
 // Operands a of 16 rows of a tile. They stay in registers, since every product takes them.
 template <class M, int D, int N>
 INLINE void keep_rows(typename M::A (&a)[N], const u16* tile, int row) {

@@ -97,6 +97,11 @@ struct Ampere {
     u32 lane = threadIdx.x % 32;
     load(a, block + lane % 16 * stride + lane / 16 * 8);
   }
+  // Operand a, a[m][k] = block[k][m].
+  static INLINE void load_a_transposed(A& a, const u16* block, int stride) {
+    u32 lane = threadIdx.x % 32;
+    load_transposed(a, block + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8);
+  }
   // Operand b, b[k][n] = block[n][k].
   static INLINE void load_columns(B& b, const u16* block, int stride) {
     u32 lane = threadIdx.x % 32;
@@ -247,6 +252,15 @@ struct Volta {
     }
   }
 };
+
+// Calls f with the type, F16 or BF16. GPUs without M never launch kernels of M, and there these are empty.
+template <class M, class F>
+INLINE void with_half(u32 type, F f) {
+  if constexpr (M::HERE) {
+    if (!M::HAS_BF16 || type == F16) f(OfF16());
+    else if constexpr (M::HAS_BF16) f(OfBf16());
+  }
+}
 
 // Combines values over the lanes that have the same rows.
 template <class M, class F>

@@ -10,6 +10,7 @@
 )]
 #![expect(unsafe_code, reason = "NVRTC is a C library")]
 
+mod experts;
 #[path = "../../tests/rig/nvrtc.rs"]
 mod nvrtc;
 mod shapes;
@@ -24,14 +25,14 @@ use std::collections::HashMap;
 const BASE: u64 = 1 << 32;
 const SCRATCH: u64 = 1 << 40;
 
-/// Creates an op with this number of rows (or heads).
+/// Creates an op with this number of rows (or heads, or experts).
 pub(crate) type OpMaker = Box<dyn Fn(&mut Tensors, usize) -> Op>;
 
 /// An op on tensors of a plan.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) make: OpMaker,
-    /// Rows (or heads) of the whole op, and of the part that runs.
+    /// Rows (or heads, or experts) of the whole op, and of the part that runs.
     pub(crate) whole: usize,
     pub(crate) part: usize,
     /// Factor of the work between whole and part in addition to their rows.
@@ -43,12 +44,20 @@ pub(crate) struct Case {
 pub(crate) struct Tensors {
     plan: Plan,
     all: Vec<Tensor>,
+    /// Tensors of integers that are not 0.
+    integers: Vec<(Tensor, Vec<i32>)>,
 }
 
 impl Tensors {
     pub(crate) fn make(&mut self, dtype: Dtype, shape: (usize, usize)) -> Tensor {
         let tensor = self.plan.tensor((Arena::Device, "test"), "t", dtype, shape);
         self.all.push(tensor);
+        tensor
+    }
+
+    pub(crate) fn integers(&mut self, shape: (usize, usize), values: Vec<i32>) -> Tensor {
+        let tensor = self.make(Dtype::I32, shape);
+        self.integers.push((tensor, values));
         tensor
     }
 }
@@ -67,7 +76,7 @@ fn launches(case: &Case, rows: usize, sm: u32) -> (Vec<Launch>, Tensors, u64, Op
     (launches.iter().copied().collect(), tensors, least, op)
 }
 
-/// Memory in which each float is 0.25, and each integer and fp8 number is 0.
+/// Memory in which each float is 0.25, and each integer without a value and each fp8 number is 0.
 fn memory(tensors: &Tensors, op: &Op) -> Memory {
     let mut memory = Memory::default();
     for t in &tensors.all {
@@ -80,7 +89,12 @@ fn memory(tensors: &Tensors, op: &Op) -> Memory {
                 vec![0; t.dtype().bytes() as usize]
             }
         };
-        memory.add(BASE + t.range().start, bytes.repeat(t.len()), true);
+        let given = tensors.integers.iter().find(|(other, _)| other == t);
+        let bytes = match given {
+            Some((_, values)) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            None => bytes.repeat(t.len()),
+        };
+        memory.add(BASE + t.range().start, bytes, true);
     }
     memory.add(SCRATCH, vec![0; testing::scratch_bytes(op) as usize], false);
     memory

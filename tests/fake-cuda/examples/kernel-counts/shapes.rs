@@ -1,5 +1,6 @@
 //! The ops of a step at the shapes of configs, per GPU and micro-batch.
 
+use crate::experts::ExpertSizes;
 use crate::{Case, OpMaker, Tensors};
 use device::{Dropout, Dtype, FP8_SINCE, Gate, Heads, MAXIMA, Op, Scores, VocabShard};
 
@@ -10,11 +11,13 @@ enum Blocks {
     Llama,
     /// Attention alone.
     Attention,
+    /// Mixture of experts alone.
+    Experts(ExpertSizes),
 }
 
 /// A config's sizes on one GPU.
 pub(crate) struct Config {
-    /// Name of the config's file in configs/.
+    /// Name of the config's file in configs/, or of a model and a GPU.
     pub(crate) name: &'static str,
     pub(crate) sm: u32,
     value: Dtype,
@@ -33,7 +36,7 @@ pub(crate) struct Config {
     seq_len: usize,
 }
 
-pub(crate) fn configs() -> [Config; 4] {
+pub(crate) fn configs() -> [Config; 9] {
     let (value, blocks) = (Dtype::Bf16, Blocks::Gpt);
     let h100 = Config {
         name: "h100-1.3b",
@@ -81,7 +84,18 @@ pub(crate) fn configs() -> [Config; 4] {
         vocab: 6288,
         ..h100
     };
-    [h100, llama3, gemma3, dgx2]
+    let qwen3 = ExpertSizes { hidden: 2048, ffn: 768, count: 128, per_token: 8 };
+    let gpt_oss = ExpertSizes { hidden: 2880, ffn: 2880, count: 32, per_token: 4 };
+    let of_experts = |name, sm, sizes| Config { name, sm, blocks: Blocks::Experts(sizes), ..h100 };
+    let of_models = [
+        of_experts("qwen3-30b-a3b a100", 80, qwen3),
+        of_experts("qwen3-30b-a3b 4090", 89, qwen3),
+        of_experts("qwen3-30b-a3b 5090", 120, qwen3),
+        of_experts("qwen3-30b-a3b h100", 90, qwen3),
+        of_experts("gpt-oss-20b a100", 80, gpt_oss),
+    ];
+    let [qwen3_a100, qwen3_4090, qwen3_5090, qwen3_h100, gpt_oss_a100] = of_models;
+    [h100, llama3, gemma3, dgx2, qwen3_a100, qwen3_4090, qwen3_5090, qwen3_h100, gpt_oss_a100]
 }
 
 /// Tokens of the longest sample that runs; longer samples have more pairs of tiles.
@@ -92,6 +106,7 @@ impl Config {
     pub(crate) fn cases(&self) -> Vec<Case> {
         let mut cases = match self.blocks {
             Blocks::Attention => return self.attention().into(),
+            Blocks::Experts(sizes) => return sizes.cases(self.value, self.tokens),
             Blocks::Gpt => self.of_gpt(),
             Blocks::Llama => self.of_llama(),
         };

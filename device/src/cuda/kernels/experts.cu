@@ -1,0 +1,262 @@
+// Mixture of experts: routing, its gradient, the sort of rows by expert, gathering, combination, and the experts' load. E `experts`,
+// at most 1024; k experts of a token, at most 32; pair t k + j is token t's choice in slot j. No sum uses atomics, so each has the
+// same bits at every run.
+
+// p = softmax of a row of logits. A warp has a row; all its lanes may read p afterwards.
+INLINE void row_softmax(const float* logits, float* p, int experts) {
+  int lane = threadIdx.x % 32;
+  float high = -__int_as_float(0x7f800000), sum = 0.0f;
+  for (int i = lane; i < experts; i += 32) high = fmaxf(high, logits[i]);
+  high = warp_combine(high, 32, larger);
+  for (int i = lane; i < experts; i += 32) sum += p[i] = exponential(logits[i] - high);
+  sum = warp_combine(sum, 32, plus);
+  for (int i = lane; i < experts; i += 32) p[i] = p[i] / sum;
+  __syncwarp();
+}
+
+// A logit as it is compared: NaN counts as -inf, so a row with NaN has k different choices, too.
+INLINE float compared(float logit) { return fmaxf(logit, -__int_as_float(0x7f800000)); }
+
+// weights, choices (rows, k) = the k largest of p = softmax(logits) by row, in descending order of the logits; of equal ones the lower
+// index comes first. `normalize`: the weights are divided by their sum. A warp has a row.
+KERNEL(128) route(const float* logits, float* weights, int* choices, u32 experts, u32 k, u32 normalize, i64 rows) {
+  DYNAMIC_SHARED(shared);
+  int lane = threadIdx.x % 32, count = experts;
+  float* p = (float*)shared + threadIdx.x / 32 * experts;
+  i64 row = 4 * (i64)blockIdx.x + threadIdx.x / 32;
+  if (row >= rows) return;
+  logits += row * experts;
+  row_softmax(logits, p, count);
+  float weight = 0.0f, total = 0.0f, last = __int_as_float(0x7f800000);
+  int choice = 0, last_at = -1;
+  for (int slot = 0; slot < (int)k; slot++) {
+    // The first of those behind the last choice; -1: none.
+    float best = 0.0f;
+    int at = -1;
+    for (int i = lane; i < count; i += 32) {
+      float logit = compared(logits[i]);
+      bool behind = logit < last || (logit == last && i > last_at);
+      if (behind && (at < 0 || logit > best)) best = logit, at = i;
+    }
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) {
+      float other = __shfl_xor_sync(0xffffffffu, best, distance);
+      int i = __shfl_xor_sync(0xffffffffu, at, distance);
+      if (i >= 0 && (at < 0 || other > best || (other == best && i < at))) best = other, at = i;
+    }
+    last = best, last_at = at;
+    total += p[at];
+    if (lane == slot) weight = p[at], choice = at;
+  }
+  if (lane < (int)k) {
+    weights[row * k + lane] = normalize ? weight / total : weight;
+    choices[row * k + lane] = choice;
+  }
+}
+
+// Replaces logits by the gradient of them: dz = p (g - sum p g), where g = d_weights of the chosen experts plus `balance` (null: 0);
+// with `normalize` the part of d_weights is w (d_weights - sum w d_weights), where w = p / (sum of the chosen p). A warp has a row.
+KERNEL(128) route_backward(float* logits, const int* choices, const float* d_weights, const float* balance, u32 experts, u32 k,
+                           u32 normalize, i64 rows) {
+  DYNAMIC_SHARED(shared);
+  int lane = threadIdx.x % 32, count = experts;
+  float* p = (float*)shared + threadIdx.x / 32 * experts;
+  i64 row = 4 * (i64)blockIdx.x + threadIdx.x / 32;
+  if (row >= rows) return;
+  logits += row * experts;
+  row_softmax(logits, p, count);
+  bool chosen = lane < (int)k;
+  int choice = chosen ? choices[row * k + lane] : 0;
+  float d = chosen ? d_weights[row * k + lane] : 0.0f, w = chosen ? p[choice] : 0.0f, of_choice = w;
+  if (normalize) {
+    float total = 0.0f;
+    for (int j = 0; j < (int)k; j++) total += __shfl_sync(0xffffffffu, w, j);
+    w = w / total;
+  }
+  float dot = 0.0f, mean = 0.0f;
+  for (int j = 0; j < (int)k; j++) dot += __shfl_sync(0xffffffffu, w * d, j);
+  if (balance) {
+    for (int i = lane; i < count; i += 32) mean += p[i] * balance[i];
+    mean = warp_combine(mean, 32, plus);
+  }
+  __syncwarp();
+  // First as if no expert was chosen.
+  for (int i = lane; i < count; i += 32) {
+    float of = p[i], dz = normalize ? 0.0f : -(of * dot);
+    p[i] = balance ? dz + of * (balance[i] - mean) : dz;
+  }
+  __syncwarp();
+  if (chosen) {
+    float dz = w * (d - dot);
+    p[choice] = balance ? dz + of_choice * (balance[choice] - mean) : dz;
+  }
+  __syncwarp();
+  for (int i = lane; i < count; i += 32) logits[i] = p[i];
+}
+
+// Choices that a block of the sort reads at a time.
+#define PART 1024
+
+// counts (blocks, E) = how often each expert occurs among the `chunk` choices of a block. A thread counts one expert.
+KERNEL(1024) expert_counts(const int* choices, int* counts, i64 pairs, i64 chunk, u32 experts) {
+  __shared__ int part[PART];
+  int count = 0, expert = threadIdx.x;
+  i64 first = blockIdx.x * chunk, end = first + chunk < pairs ? first + chunk : pairs;
+  for (i64 at = first; at < end; at += PART) {
+    int n = end - at < PART ? (int)(end - at) : PART;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) part[i] = choices[at + i];
+    __syncthreads();
+#pragma unroll 8
+    for (int i = 0; i < n; i++) count += part[i] == expert;
+    __syncthreads();
+  }
+  if (threadIdx.x < experts) counts[blockIdx.x * experts + threadIdx.x] = count;
+}
+
+// The rows of all pairs, in the order of their experts and then of the pairs. A thread has one expert, and its rows in this block
+// begin behind those of the blocks before. offsets (E + 1) = first rows of the experts; order (R) = the pair of each row; places
+// (R) = the row of each pair.
+KERNEL(1024) expert_rows(const int* choices, const int* counts, int* offsets, int* order, int* places, i64 pairs, i64 chunk,
+                         u32 experts) {
+  __shared__ int part[PART], rows[PART], sums[32];
+  int lane = threadIdx.x % 32, expert = threadIdx.x, before = 0, total = 0;
+  if (threadIdx.x < experts) {
+#pragma unroll 8
+    for (u32 block = 0; block < gridDim.x; block++) {
+      int count = counts[block * experts + threadIdx.x];
+      before += block < blockIdx.x ? count : 0;
+      total += count;
+    }
+  }
+  // Rows of the experts up to this one.
+  int sum = total;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    int other = __shfl_sync(0xffffffffu, sum, (lane - distance) & 31);
+    sum += lane >= distance ? other : 0;
+  }
+  if (lane == 31) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  for (u32 warp = 0; warp < threadIdx.x / 32; warp++) sum += sums[warp];
+  int next = sum - total;
+  if (blockIdx.x == 0 && threadIdx.x < experts) {
+    offsets[threadIdx.x] = next;
+    if (threadIdx.x == experts - 1) offsets[experts] = sum;
+  }
+  next += before;
+  i64 first = blockIdx.x * chunk, end = first + chunk < pairs ? first + chunk : pairs;
+  for (i64 at = first; at < end; at += PART) {
+    int n = end - at < PART ? (int)(end - at) : PART;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) part[i] = choices[at + i];
+    __syncthreads();
+#pragma unroll 8
+    for (int i = 0; i < n; i++) {
+      if (part[i] == expert) order[next] = (int)(at + i), rows[i] = next++;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) places[at + i] = rows[i];
+  }
+}
+
+// y (R, C): row r = row order[r] / k of x (N, C).
+KERNEL(256) gather_rows(const void* x, const int* order, void* y, u32 types, u32 k, i64 rows, i64 cols) {
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    i64 from = (u32)order[row] / k * cols;
+    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+      int count = run_length(col, cols);
+      float v[8];
+      load8(x, type_of(types, 0), from + col, count, v);
+      store8(y, type_of(types, 1), row * cols + col, count, v);
+    }
+  }
+}
+
+// out (rows, cols) = sum over the slots, in their order, of weights y[places]; weights null: 1.
+KERNEL(256) combine_experts(const void* y, const int* places, const float* weights, void* out, u32 types, u32 k, i64 rows,
+                            i64 cols) {
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+      int count = run_length(col, cols);
+      float sums[8] = {};
+#pragma unroll 4
+      for (u32 slot = 0; slot < k; slot++) {
+        float v[8], weight = weights ? weights[row * k + slot] : 1.0f;
+        load8(y, type_of(types, 0), places[row * k + slot] * cols + col, count, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sums[j] = fmaf(weight, v[j], sums[j]);
+      }
+      store8(out, type_of(types, 1), row * cols + col, count, sums);
+    }
+  }
+}
+
+// Rows of d_y (R, cols) at places[t, j] = weights[t, j] d_out[t], and d_weights[t, j] = the dot product of d_out[t] and that row of y.
+// d_y may be y. A block has one token at a time.
+KERNEL(256) combine_experts_backward(const void* d_out, const void* y, const int* places, const float* weights, void* d_y,
+                                     float* d_weights, u32 types, u32 k, i64 rows, i64 cols) {
+  __shared__ float shared[2][32];
+  u32 turn = 0;
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (u32 slot = 0; slot < k; slot++) {
+      i64 at = places[row * k + slot] * cols;
+      float weight = weights[row * k + slot], dot = 0.0f;
+      for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+        int count = run_length(col, cols);
+        Raw raw_d = fetch8(d_out, type_of(types, 0), row * cols + col, count);
+        Raw raw_y = fetch8(y, type_of(types, 1), at + col, count);
+        float d[8], v[8];
+        widen8(raw_d, type_of(types, 0), d);
+        widen8(raw_y, type_of(types, 1), v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+          dot = fmaf(d[j], v[j], dot);
+          d[j] *= weight;
+        }
+        store8(d_y, type_of(types, 2), at + col, count, d);
+      }
+      dot = block_sum(dot, shared[turn ^= 1]);
+      if (threadIdx.x == 0) d_weights[row * k + slot] = dot;
+    }
+  }
+}
+
+// load (E) += the number of each expert's rows.
+KERNEL(256) expert_load(const int* offsets, double* load, u32 experts) {
+  u32 expert = blockIdx.x * blockDim.x + threadIdx.x;
+  if (expert < experts) load[expert] += (double)(offsets[expert + 1] - offsets[expert]);
+}
+
+// sums (blocks, E) = sums of softmax(logits) over the rows of a block, which has a row for each warp at a time.
+KERNEL(256) expert_shares(const float* logits, double* sums, u32 experts, i64 rows) {
+  DYNAMIC_SHARED(shared);
+  const float* p = (const float*)shared;
+  int warp = threadIdx.x / 32;
+  double of_thread[4] = {};
+  for (i64 first = 8 * (i64)blockIdx.x; first < rows; first += 8 * (i64)gridDim.x) {
+    int count = run_length(first, rows);
+    if (warp < count) row_softmax(logits + (first + warp) * experts, (float*)shared + warp * experts, experts);
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      u32 expert = threadIdx.x + 256 * j;
+      if (expert < experts)
+        for (int row = 0; row < count; row++) of_thread[j] += (double)p[row * experts + expert];
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    u32 expert = threadIdx.x + 256 * j;
+    if (expert < experts) sums[blockIdx.x * experts + expert] = of_thread[j];
+  }
+}
+
+// shares (E) += sums of the `count` rows of sums.
+KERNEL(256) add_expert_shares(const double* sums, double* shares, u32 count, u32 experts) {
+  u32 expert = blockIdx.x * blockDim.x + threadIdx.x;
+  if (expert >= experts) return;
+  double sum = 0.0;
+#pragma unroll 8
+  for (u32 row = 0; row < count; row++) sum += sums[row * experts + expert];
+  shares[expert] += sum;
+}

@@ -1,0 +1,272 @@
+//! Mixture of experts on CUDA, emulated, against the cpu backend.
+
+use crate::in_each_type;
+use crate::rig::{Rig, VALUES, noise, normal};
+use device::{Dtype, ExpertWeights, GroupedForm, Op, Tensor, expert_sort_scratch, random};
+
+/// First row of each expert, for these numbers of rows.
+pub(crate) fn offsets_of(rows: &[usize]) -> Vec<i32> {
+    let mut offsets = vec![0];
+    offsets.extend(rows.iter().scan(0, |sum, rows| {
+        *sum += *rows as i32;
+        Some(*sum)
+    }));
+    offsets
+}
+
+/// Tensors of grouped matmuls. Sums of products of their elements are exact in fp32, in any order.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupedTensors {
+    of_n: Tensor,
+    of_k: Tensor,
+    /// Matrices with a gap between two.
+    apart: ExpertWeights,
+    c_n: Tensor,
+    c_k: Tensor,
+    gradients: ExpertWeights,
+    offsets: Tensor,
+}
+
+impl GroupedTensors {
+    /// Tensors for experts with these numbers of `rows` and matrices of `shape`. `result`: type of the
+    /// results.
+    pub(crate) fn new(
+        rig: &mut Rig,
+        [dtype, result]: [Dtype; 2],
+        rows: &[usize],
+        shape: (usize, usize),
+    ) -> Self {
+        let ((n, k), count, all) = (shape, rows.len(), rows.iter().sum());
+        let stride = n * k + 8;
+        let apart = rig.put_noise(dtype, (1, (count - 1) * stride + n * k), 1);
+        let of_n = rig.put_noise(dtype, (all, n), 2);
+        let of_k = rig.put_noise(dtype, (all, k), 3);
+        let gradients = rig.put_noise(result, (1, count * n * k), 4);
+        Self {
+            of_n,
+            of_k,
+            apart: ExpertWeights { all: apart, shape, count, stride },
+            c_n: rig.out(result, (all, n)),
+            c_k: rig.out(result, (all, k)),
+            gradients: ExpertWeights { all: gradients, shape, count, stride: n * k },
+            offsets: rig.put_ints(&offsets_of(rows)),
+        }
+    }
+
+    /// The three forms, and at last the sum of a gradient and the old one.
+    pub(crate) fn ops(self) -> [Op; 4] {
+        let Self { of_n, of_k, apart: experts, c_n, c_k, gradients, offsets } = self;
+        let of = |form, a, c| {
+            let (b, c, add) = (None, Some(c), false);
+            Op::GroupedGemm { form, a, b, c, experts, offsets, add }
+        };
+        let gradient = |add| {
+            let (form, a, b, c) = (GroupedForm::WeightGradient, of_n, Some(of_k), None);
+            Op::GroupedGemm { form, a, b, c, experts: gradients, offsets, add }
+        };
+        [
+            of(GroupedForm::Forward, of_k, c_n),
+            of(GroupedForm::InputGradient, of_n, c_k),
+            gradient(false),
+            gradient(true),
+        ]
+    }
+}
+
+/// Even, skewed and empty groups; groups of whole tiles, and of one row more or less.
+const GROUPS: [&[usize]; 5] =
+    [&[40, 40, 40], &[0, 260, 0, 1, 3], &[128, 127, 129, 64], &[0, 0, 1], &[65]];
+
+#[track_caller]
+fn check_grouped(sm: u32, types: [Dtype; 2], skew: usize, rows: &[usize], shape: (usize, usize)) {
+    let mut rig = Rig::new(skew);
+    rig.sm = sm;
+    let tensors = GroupedTensors::new(&mut rig, types, rows, shape);
+    let mut pair = rig.open();
+    tensors.ops().iter().for_each(|op| pair.check_exact(op));
+}
+
+#[test]
+fn grouped_matmuls_are_the_same_bits_on_every_gpu() {
+    in_each_type(|dtype, skew| {
+        // Rows of whole runs of 8, and of other lengths.
+        for (rows, shape) in GROUPS.iter().flat_map(|g| [(*g, (136, 72)), (*g, (67, 37))]) {
+            for sm in [70, 75, 80] {
+                check_grouped(sm, [dtype; 2], skew, rows, shape);
+            }
+        }
+    });
+}
+
+#[test]
+fn grouped_matmuls_of_half_precision_have_results_in_fp32() {
+    for (dtype, sm) in VALUES.iter().flat_map(|dtype| [(*dtype, 70), (*dtype, 90)]) {
+        for result in [Dtype::F32, dtype] {
+            check_grouped(sm, [dtype, result], 0, &[0, 131, 7], (40, 264));
+        }
+    }
+}
+
+#[test]
+fn grouped_matmuls_of_many_experts_find_the_rows_of_each() {
+    for count in [33, 70, 1000] {
+        let rows = (0..count as u64).map(|e| random::below(1, e, 9).saturating_sub(5) as usize);
+        let mut rows: Vec<usize> = rows.collect();
+        rows[count / 3] = 150;
+        for sm in [75, 80] {
+            check_grouped(sm, [Dtype::Bf16; 2], 0, &rows, (8, 8));
+        }
+    }
+}
+
+/// Logits of many sizes, and with many equal ones; the last rows have numbers that are not finite.
+fn logits_of(seed: u64, tokens: usize, experts: usize) -> [Vec<f64>; 2] {
+    let n = tokens * experts;
+    let spread = normal(seed, n).iter().map(|z| 3.0 * z).collect();
+    let mut equal: Vec<f64> = (0..n as u64).map(|i| random::below(seed, i, 3) as f64).collect();
+    let last = n - experts;
+    equal[last] = f64::NAN;
+    equal[n - 1] = f64::NEG_INFINITY;
+    if tokens > 1 {
+        equal[last - 1] = f64::INFINITY;
+    }
+    [spread, equal]
+}
+
+/// Shapes of routes: tokens, experts, experts of a token.
+pub(crate) const ROUTES: [[usize; 3]; 6] =
+    [[1, 1, 1], [5, 8, 2], [9, 40, 8], [6, 128, 8], [3, 1024, 32], [7, 32, 32]];
+
+#[test]
+fn routes_choose_the_same_experts_and_ties_go_to_the_lower_index() {
+    for ([tokens, experts, per_token], skew) in ROUTES.iter().flat_map(|r| [(*r, 0), (*r, 1)]) {
+        for z in logits_of(1, tokens, experts) {
+            for normalize in [false, true] {
+                let mut rig = Rig::new(skew);
+                let logits = rig.put(Dtype::F32, (tokens, experts), &z);
+                let weights = rig.out(Dtype::F32, (tokens, per_token));
+                let choices = rig.out(Dtype::I32, (tokens, per_token));
+                // A difference of choices is 1 or more.
+                rig.open().check(&Op::Route { logits, weights, choices, normalize }, 1e-6, 4.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_routes_agree() {
+    for ([tokens, experts, per_token], skew) in ROUTES.iter().flat_map(|r| [(*r, 0), (*r, 1)]) {
+        for (normalize, balanced) in [(false, false), (true, false), (false, true), (true, true)] {
+            let mut rig = Rig::new(skew);
+            let [z, _] = logits_of(2, tokens, experts);
+            let logits = rig.put(Dtype::F32, (tokens, experts), &z);
+            let weights = rig.out(Dtype::F32, (tokens, per_token));
+            let choices = rig.out(Dtype::I32, (tokens, per_token));
+            let d_weights = rig.put_noise(Dtype::F32, (tokens, per_token), 3);
+            let balance = rig.put_noise(Dtype::F32, (1, experts), 4);
+            let balance = balanced.then_some(balance);
+            let mut pair = rig.open();
+            pair.check(&Op::Route { logits, weights, choices, normalize }, 1e-6, 4.0);
+            let op = Op::RouteBackward { logits, choices, d_weights, normalize, balance };
+            pair.check(&op, 2e-6, 4.0);
+        }
+    }
+}
+
+/// Tensors of a sort by expert: choices, offsets, order, places and scratch.
+pub(crate) fn sort_of(rig: &mut Rig, shape: (usize, usize), experts: usize) -> Op {
+    let pairs = shape.0 * shape.1;
+    // Low numbers are frequent, and the first expert gets nothing if there are several.
+    let choice = |i: u64| {
+        let [x, y] = [5, 6].map(|seed| random::below(seed, i, experts as u64));
+        x.min(y).max(u64::from(experts > 1)) as f64
+    };
+    let choices: Vec<f64> = (0..pairs as u64).map(choice).collect();
+    Op::SortByExpert {
+        choices: rig.put(Dtype::I32, shape, &choices),
+        offsets: rig.out(Dtype::I32, (1, experts + 1)),
+        order: rig.out(Dtype::I32, (1, pairs)),
+        places: rig.out(Dtype::I32, shape),
+        scratch: rig.out(Dtype::I32, (1, expert_sort_scratch(pairs, experts))),
+    }
+}
+
+#[test]
+fn pairs_are_sorted_by_expert_in_their_order() {
+    // The last one has more pairs than blocks have in one part.
+    for (shape, experts) in
+        [((1, 1), 1), ((5, 2), 8), ((700, 3), 40), ((1025, 1), 3), ((9, 8), 1024), ((70_000, 2), 3)]
+    {
+        for skew in [0, 1] {
+            let mut rig = Rig::new(skew);
+            let op = sort_of(&mut rig, shape, experts);
+            rig.open().check_exact(&op);
+        }
+    }
+}
+
+/// Checks that rows are gathered and combined, and their gradients. Products of elements and their
+/// sums are exact.
+#[track_caller]
+pub(crate) fn check_rows(mut rig: Rig, dtype: Dtype, [tokens, per_token, cols]: [usize; 3]) {
+    let rows = tokens * per_token;
+    let shape = (tokens, per_token);
+    // A permutation of the rows.
+    let places: Vec<i32> = (0..rows).map(|pair| (pair * 7 + 3) as i32 % rows as i32).collect();
+    assert!(!rows.is_multiple_of(7), "{rows} rows");
+    let mut order = vec![0; rows];
+    for (pair, place) in places.iter().enumerate() {
+        order[*place as usize] = pair as i32;
+    }
+    let places: Vec<f64> = places.iter().map(|place| f64::from(*place)).collect();
+    let (order, places) = (rig.put_ints(&order), rig.put(Dtype::I32, shape, &places));
+    let x = rig.put_noise(dtype, (tokens, cols), 1);
+    let d_out = rig.put_noise(dtype, (tokens, cols), 2);
+    let weights = rig.put(Dtype::F32, shape, &noise(3, rows));
+    let (y, d_y) = (rig.out(dtype, (rows, cols)), rig.out(dtype, (rows, cols)));
+    let outs = [dtype, Dtype::F32].map(|dtype| rig.out(dtype, (tokens, cols)));
+    let d_weights = rig.out(Dtype::F32, shape);
+    let mut pair = rig.open();
+    pair.check_exact(&Op::GatherRows { x, order, y });
+    for (out, weights) in outs.iter().flat_map(|out| [(*out, None), (*out, Some(weights))]) {
+        pair.check_exact(&Op::CombineExperts { y, places, weights, out });
+    }
+    // At last in place.
+    for d_y in [d_y, y] {
+        let op = Op::CombineExpertsBackward { d_out, y, places, weights, d_y, d_weights };
+        pair.check_exact(&op);
+    }
+}
+
+#[test]
+fn rows_of_experts_are_gathered_and_combined_with_the_same_bits() {
+    in_each_type(|dtype, skew| {
+        for sizes in [[1, 1, 1], [5, 2, 37], [3, 8, 64], [4, 3, 2056]] {
+            check_rows(Rig::new(skew), dtype, sizes);
+        }
+    });
+}
+
+/// Checks the load of experts, and the sums of their shares.
+#[track_caller]
+pub(crate) fn check_load(mut rig: Rig, tokens: usize, experts: usize) {
+    let rows: Vec<usize> = (0..experts).map(|e| e % 3).collect();
+    let [z, _] = logits_of(1, tokens, experts);
+    let logits = rig.put(Dtype::F32, (tokens, experts), &z);
+    let offsets = rig.put_ints(&offsets_of(&rows));
+    let [load, shares] = [2, 3].map(|seed| rig.put_noise(Dtype::F64, (1, experts), seed));
+    let mut pair = rig.open();
+    pair.check_exact(&Op::ExpertLoad { offsets, logits, load, shares: None });
+    // The load is a whole number more.
+    let op = Op::ExpertLoad { offsets, logits, load, shares: Some(shares) };
+    pair.check(&op, 1e-6 * (tokens as f64).sqrt(), 0.0);
+}
+
+#[test]
+fn loads_of_experts_and_their_shares_agree() {
+    for (tokens, experts) in [(1, 1), (7, 8), (1500, 5), (40, 128), (9, 1024)] {
+        for skew in [0, 1] {
+            check_load(Rig::new(skew), tokens, experts);
+        }
+    }
+}
