@@ -16,7 +16,7 @@ pub(crate) struct ExpertSizes {
 /// A permutation of the first `n` numbers, in which neighbours are far apart. `n`: a power of two.
 fn permuted(n: usize) -> Vec<i32> {
     assert!(n.is_power_of_two(), "an odd step visits all of a power of two, not of {n}");
-    (0..n).map(|i| (i * (n / 3 | 1) % n) as i32).collect()
+    (0..n).map(|i| (i * ((n / 3) | 1) % n) as i32).collect()
 }
 
 impl ExpertSizes {
