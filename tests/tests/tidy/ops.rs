@@ -44,6 +44,10 @@ const NOT_TIMED: &[&str] = &[
     "LastColumns",
     "Dropout",
     "CrossEntropyLoss",
+    "Route",
+    "RouteBackward",
+    "SortByExpert",
+    "ExpertLoad",
     "Zero",
 ];
 
@@ -81,7 +85,8 @@ impl Sources {
                 + &read("tests/fake-cuda/tests/kernels/norms.rs")
                 + &read("tests/fake-cuda/tests/kernels/experts.rs")
                 + &read("tests/fake-cuda/tests/kernels/products/fp8.rs"),
-            timed: read("tests/fake-cuda/tests/probes/ops.rs"),
+            timed: read("tests/fake-cuda/tests/probes/ops.rs")
+                + &read("tests/fake-cuda/tests/probes/experts.rs"),
             measured: measured.collect(),
         }
     }

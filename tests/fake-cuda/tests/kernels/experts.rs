@@ -1,7 +1,7 @@
 //! Mixture of experts on CUDA, emulated, against the cpu backend.
 
 use crate::in_each_type;
-use crate::rig::{Rig, VALUES, noise, normal};
+use crate::rig::{Rig, VALUES, normal};
 use device::{Dtype, ExpertWeights, GroupedForm, Op, Tensor, expert_sort_scratch, random};
 
 /// First row of each expert, for these numbers of rows.
@@ -205,8 +205,8 @@ fn pairs_are_sorted_by_expert_in_their_order() {
     }
 }
 
-/// Checks that rows are gathered and combined, and their gradients. Products of elements and their
-/// sums are exact.
+/// Checks that rows are gathered and combined, and their gradients. Products of rows are exact in any
+/// order.
 #[track_caller]
 pub(crate) fn check_rows(mut rig: Rig, dtype: Dtype, [tokens, per_token, cols]: [usize; 3]) {
     let rows = tokens * per_token;
@@ -222,7 +222,8 @@ pub(crate) fn check_rows(mut rig: Rig, dtype: Dtype, [tokens, per_token, cols]: 
     let (order, places) = (rig.put_ints(&order), rig.put(Dtype::I32, shape, &places));
     let x = rig.put_noise(dtype, (tokens, cols), 1);
     let d_out = rig.put_noise(dtype, (tokens, cols), 2);
-    let weights = rig.put(Dtype::F32, shape, &noise(3, rows));
+    // Their sums are the same bits only in the order of the slots.
+    let weights = rig.put(Dtype::F32, shape, &normal(3, rows));
     let (y, d_y) = (rig.out(dtype, (rows, cols)), rig.out(dtype, (rows, cols)));
     let outs = [dtype, Dtype::F32].map(|dtype| rig.out(dtype, (tokens, cols)));
     let d_weights = rig.out(Dtype::F32, shape);

@@ -13,6 +13,7 @@
 mod attention;
 #[path = "../common/mod.rs"]
 mod common;
+mod experts;
 mod ledger;
 mod nccl;
 mod ops;

@@ -9,14 +9,14 @@ use device::{
 };
 use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
-/// An op, and the kind of its target speed: `element-wise`, `reduction`, `attention`.
+/// An op, and the kind of its target speed: `element-wise`, `reduction`, `attention`, `grouped`.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) kind: &'static str,
     pub(crate) make: fn(&mut Plan) -> OpSets,
 }
 
-type Values = Box<dyn Fn(usize) -> f64>;
+pub(crate) type Values = Box<dyn Fn(usize) -> f64>;
 
 /// The same op on several sets of tensors in turn, so that the caches do not hold them.
 #[derive(Default)]
