@@ -61,7 +61,12 @@ impl Progress {
     }
 
     /// Makes the stream of `lane` write its progress when it reaches this point.
-    pub(super) fn write(&mut self, lane: Lane, stream: &Stream, waits: bool) -> Result<(), Failure> {
+    pub(super) fn write(
+        &mut self,
+        lane: Lane,
+        stream: &Stream,
+        waits: bool,
+    ) -> Result<(), Failure> {
         let StreamProgress { word, submitted } = &self.streams[lane as usize];
         let tick = submitted.load(Ordering::Relaxed);
         self.written[lane as usize] = tick;
