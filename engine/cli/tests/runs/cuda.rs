@@ -213,9 +213,9 @@ fn a_run_on_gpus_writes_what_one_on_virtual_gpus_writes() {
     let (gpu, cpu) = (folder.metrics("run"), folder.metrics("cpu"));
     assert_eq!(gpu.len(), cpu.len());
     for (gpu, cpu) in gpu.iter().zip(&cpu).filter(|(_, cpu)| cpu["loss"].is_number()) {
-        let apart = gpu["loss"].as_f64().unwrap() - cpu["loss"].as_f64().unwrap();
+        let difference = gpu["loss"].as_f64().unwrap() - cpu["loss"].as_f64().unwrap();
         // The limit for bf16 is that of the equivalence matrix.
-        assert!(apart.abs() < 3e-3, "{gpu} {cpu}");
+        assert!(difference.abs() < 3e-3, "{gpu} {cpu}");
     }
     assert!(folder.path("run/weights.safetensors").exists());
     // A run from other GPUs than those of this machine can still be read.
@@ -265,8 +265,8 @@ fn what_a_gpu_needs_and_has_not_is_named() {
     train(&[("FAKECUDA_DEVICES", "0")]).refused(78, &["Cuda", "GPU"]);
     train(&[("FAKECUDA_FAIL", "compile:2")]).refused(76, &["kernels"]);
     train(&[("FAKECUDA_FAIL", "hostalloc:1@1")]).refused(76, &["rank 1", "pinning host memory"]);
-    let apart = train(&[("FAKECUDA_PEER", "0"), ("FAKECUDA_DEVICES", "3")]);
-    apart.refused(76, &["cannot read the memory of GPU", "without NCCL"]);
+    let without_nccl = train(&[("FAKECUDA_PEER", "0"), ("FAKECUDA_DEVICES", "3")]);
+    without_nccl.refused(76, &["cannot read the memory of GPU", "without NCCL"]);
 }
 
 #[test]

@@ -93,8 +93,8 @@ impl SimulatedStep {
     }
 
     /// Extrapolates linearly from `less` and `more` to the point `behind` intervals after `less`.
-    fn extrapolated(less: &Self, more: &Self, behind: f64) -> Self {
-        let line = |a: f64, b: f64| a + (b - a) * behind;
+    fn extrapolated(less: &Self, more: &Self, position: f64) -> Self {
+        let line = |a: f64, b: f64| a + (b - a) * position;
         let waits = less.waits.iter().zip(&more.waits);
         Self {
             seconds: line(less.seconds, more.seconds),
