@@ -7,6 +7,7 @@
 
 mod blas;
 mod blaslt;
+mod built_for;
 mod collectives;
 mod compile;
 mod cudnn;
