@@ -255,7 +255,8 @@ fn cache() -> Option<Finding> {
     Some(finding.remedy("to empty it: onebox data cache --clear; runs make again what they need"))
 }
 
-/// Reports the memlock limit. Drivers pin memory themselves; some containers count it anyway.
+/// Reports the memlock limit. The limit does not hold for memory that drivers pin; some containers
+/// count this memory anyway.
 fn memlock(probe: &Probe) -> Finding {
     match getrlimit(Resource::Memlock).current {
         None => Finding::new(Verdict::Ok, "memlock", "unlimited"),

@@ -30,7 +30,8 @@ fn world() -> Arc<Communicator> {
     Communicator::new(1, 1, Duration::from_secs(60))
 }
 
-/// Opens a device with the memory of `plan`, or refuses with the bytes that are needed and free.
+/// Opens a device with the memory of `plan`. The refusal names the bytes that are needed and those
+/// that are free.
 pub(super) fn open_on_cores(
     plan: Plan,
     shape: &DecoderShape,

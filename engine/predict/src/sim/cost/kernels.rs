@@ -9,9 +9,10 @@ use config::Fact;
 /// Fraction of a data sheet's fp32 rate that matmuls reach.
 pub const WIDE_SHARE: f64 = 0.85;
 
-/// Kernels of onebox that are slower than a GPU's memory, with the bytes that a multiprocessor moves in
-/// a clock. An H200 moved so many GB/s (means of `benchmarks/nvidia-h200-2026-11-26.md` and `-27.md`)
-/// at 132 multiprocessors and 1.98 GHz. GPUs with less memory rate for each clock reach their memory's.
+/// Kernels of onebox that are slower than a GPU's memory, with the bytes that a multiprocessor
+/// moves in a clock. The numerators are the GB/s that an H200 moved (means of
+/// `benchmarks/nvidia-h200-2026-11-26.md` and `-27.md`) with 132 multiprocessors at 1.98 GHz. On a
+/// GPU whose memory moves fewer bytes for each clock, the memory is the limit.
 const BYTES_PER_CLOCK: [(&str, f64); 17] = [
     ("layer_norm", 1396.0 / H200_CLOCKS),
     ("layer_norm_backward", 1574.0 / H200_CLOCKS),
