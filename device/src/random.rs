@@ -116,10 +116,10 @@ mod tests {
                 let share = n as i32 / 64;
                 assert!(cells.iter().all(|c| (c - share).abs() < share / 15), "{cells:?}");
             }
-            for apart in (1..130).chain([256, 1024, 4096]) {
-                let products = all.iter().zip(&all[apart..]).map(|(a, b)| 12.0 * a * b);
+            for distance in (1..130).chain([256, 1024, 4096]) {
+                let products = all.iter().zip(&all[distance..]).map(|(a, b)| 12.0 * a * b);
                 let correlation = products.sum::<f64>() / all.len() as f64;
-                assert!(correlation.abs() < 0.01, "{apart}: {correlation}");
+                assert!(correlation.abs() < 0.01, "{distance}: {correlation}");
             }
         }
     }

@@ -295,8 +295,8 @@ impl FlatBuffer<'_> {
 
     /// The parameter with the name `part.own`.
     fn param_of(&self, part: &str, own: &str) -> &Param {
-        let behind = |name: &str| Some(name.strip_prefix(part)?.strip_prefix('.')? == own);
-        self.param(part, |name| behind(name) == Some(true))
+        let is_own = |name: &str| Some(name.strip_prefix(part)?.strip_prefix('.')? == own);
+        self.param(part, |name| is_own(name) == Some(true))
     }
 
     /// The parameter whose name after the segment's prefix satisfies `is`. Does not allocate, since

@@ -191,8 +191,8 @@ mod tests {
     fn assert_near(got: &[f32], want: &[f64]) {
         assert_eq!(got.len(), want.len());
         for (pair, (got, want)) in got.iter().zip(want).enumerate() {
-            let apart = (f64::from(*got) / want - 1.0).abs();
-            assert!(apart < NEAR, "pair {pair}: {got} instead of {want}");
+            let difference = (f64::from(*got) / want - 1.0).abs();
+            assert!(difference < NEAR, "pair {pair}: {got} instead of {want}");
         }
     }
 

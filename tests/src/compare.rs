@@ -261,13 +261,13 @@ impl Reference {
         let pairs = || a.steps.iter().zip(&b.steps);
         let losses = pairs().map(|(x, y)| (x.loss - y.loss).abs());
         let evals = a.evals.iter().zip(&b.evals).map(|((_, x), (_, y))| (x - y).abs());
-        let apart = RunDistance {
+        let found = RunDistance {
             loss: worst(losses.chain(evals)),
             norm: worst(pairs().map(|(x, y)| (x.grad_norm / y.grad_norm - 1.0).abs())),
             weights: distance(&self.weights, weights) / self.moved,
         };
-        println!("{:.1e} {:.1e} {:.1e} {what}", apart.loss, apart.norm, apart.weights);
-        assert!(apart.is_within(limit), "{what}: {apart:?}, allowed {limit:?}");
+        println!("{:.1e} {:.1e} {:.1e} {what}", found.loss, found.norm, found.weights);
+        assert!(found.is_within(limit), "{what}: {found:?}, allowed {limit:?}");
     }
 }
 

@@ -124,12 +124,12 @@ pub fn dataset_of_windows(
         let at = |i| empty.sample(seed, (1 + i / batch) as u64, (i % batch) as u64);
         (0..windows.len()).map(at).collect()
     };
-    let apart = |starts: &[usize]| {
+    let are_spread = |starts: &[usize]| {
         let mut sorted = starts.to_vec();
         sorted.sort_unstable();
         sorted.windows(2).all(|w| w[1] - w[0] > seq_len)
     };
-    let seed = (0..1000).find(|&seed| apart(&starts(seed))).expect("a seed");
+    let seed = (0..1000).find(|&seed| are_spread(&starts(seed))).expect("a seed");
     let mut bytes = vec![0u8; 2 * TOKENS];
     for (start, window) in starts(seed).iter().zip(windows) {
         for (i, token) in window.iter().enumerate() {

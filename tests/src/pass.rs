@@ -61,8 +61,9 @@ pub fn widened(t: &safetensors::tensor::TensorView<'_>) -> Vec<f64> {
 /// If the lengths differ.
 pub fn worst(got: &[f64], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
-    let apart = |(g, w): (&f64, &f64)| if g.is_finite() { (g - w).abs() } else { f64::INFINITY };
-    got.iter().zip(want).map(apart).fold(0.0, f64::max)
+    let difference =
+        |(g, w): (&f64, &f64)| if g.is_finite() { (g - w).abs() } else { f64::INFINITY };
+    got.iter().zip(want).map(difference).fold(0.0, f64::max)
 }
 
 /// Inputs of a pass, for all samples and ranks: tokens and targets (B T), and parameters by name.

@@ -75,13 +75,13 @@ pub(crate) fn unlike_ranks<'a>(
 
 /// Warns about cores without memory next to them, and names the node that they use.
 pub(crate) fn cores_without_memory(machine: &Machine) -> Option<Warning> {
-    let is_apart = |core: &&Core| {
+    let is_far = |core: &&Core| {
         let node = machine.numa_node(core.numa_node);
         node.is_some_and(|node| !core.cpus.iter().any(|cpu| node.cpus.contains(cpu)))
     };
-    let apart: Vec<&Core> = machine.cores.iter().filter(is_apart).collect();
-    let cpus = ascending(apart.iter().flat_map(|core| core.cpus.clone()));
-    let nodes = ascending(apart.iter().map(|core| core.numa_node));
+    let far_cores: Vec<&Core> = machine.cores.iter().filter(is_far).collect();
+    let cpus = ascending(far_cores.iter().flat_map(|core| core.cpus.clone()));
+    let nodes = ascending(far_cores.iter().map(|core| core.numa_node));
     if cpus.is_empty() {
         return None;
     }
@@ -90,7 +90,7 @@ pub(crate) fn cores_without_memory(machine: &Machine) -> Option<Warning> {
         severity: Severity::Warning,
         text: format!(
             "{} (CPUs {}) have no memory next to them: they work from that of node {}",
-            counted(apart.len(), "core"),
+            counted(far_cores.len(), "core"),
             format_cpu_list(&cpus),
             format_cpu_list(&nodes)
         ),

@@ -28,6 +28,7 @@ type RawDescriptor = *mut c_void;
 // A status is read as a number, since a later library may have more of them.
 library_functions!(Functions {
     cudnnGetVersion: fn() -> usize;
+    cudnnGetCudartVersion: fn() -> usize;
     cudnnGetLastErrorString: fn(*mut c_char, usize) -> ();
     cudnnCreate: fn(*mut sys::cudnnHandle_t) -> c_uint;
     cudnnDestroy: fn(sys::cudnnHandle_t) -> c_uint;
@@ -65,6 +66,13 @@ fn functions() -> Result<&'static Functions, String> {
 pub(super) fn version() -> Result<String, String> {
     // SAFETY: the function has no arguments.
     functions().map(|functions| dotted(unsafe { (functions.cudnnGetVersion)() }))
+}
+
+/// The major version of CUDA for which the library was built.
+pub(super) fn cuda() -> Result<u32, String> {
+    // SAFETY: the function has no arguments.
+    let version = functions().map(|functions| unsafe { (functions.cudnnGetCudartVersion)() })?;
+    u32::try_from(version / 1000).map_err(|_| format!("cudnnGetCudartVersion: {version}"))
 }
 
 /// The file of the library.

@@ -37,7 +37,7 @@ struct Ring {
 pub(super) struct Marks {
     rings: Vec<Ring>,
     /// For each lane, the ops that its stream's waits so far order before its next op.
-    told: [Clock; LANES],
+    ordered: [Clock; LANES],
     /// The ops that the rank's thread has seen finish.
     finished: Clock,
 }
@@ -58,7 +58,7 @@ impl Marks {
             Ok(Ring { recorded: VecDeque::with_capacity(RING), unused })
         };
         let rings = (0..STREAMS).map(|_| ring()).collect::<Result<_, Failure>>()?;
-        Ok(Self { rings, told: [[0; LANES]; LANES], finished: [0; LANES] })
+        Ok(Self { rings, ordered: [[0; LANES]; LANES], finished: [0; LANES] })
     }
 
     /// An event to record after op `tick` of a stream. `None` if that op already has a mark.
@@ -81,9 +81,9 @@ impl Marks {
                 oldest.event
             }
         };
-        let told = &mut self.told[lane as usize];
-        told[lane as usize] = tick;
-        let mark = Mark { tick, event: Arc::clone(&event), clock: *told, host_tick: 0 };
+        let ordered = &mut self.ordered[lane as usize];
+        ordered[lane as usize] = tick;
+        let mark = Mark { tick, event: Arc::clone(&event), clock: *ordered, host_tick: 0 };
         ring.recorded.push_back(mark);
         Some(event)
     }
@@ -111,8 +111,8 @@ impl Marks {
         let finished = self.finished;
         let order = std::iter::once(first).chain((0..LANES).filter(|m| *m != first));
         for other in order {
-            let (tick, told) = (clock[other], self.told[lane as usize][other]);
-            if other == lane as usize || tick <= told || tick <= finished[other] {
+            let (tick, ordered) = (clock[other], self.ordered[lane as usize][other]);
+            if other == lane as usize || tick <= ordered || tick <= finished[other] {
                 continue;
             }
             let mut known = [0; LANES];
@@ -124,7 +124,7 @@ impl Marks {
                 let event = Arc::clone(&mark.event);
                 visit(PendingWait::Event(event))?;
             }
-            join(&mut self.told[lane as usize], &known);
+            join(&mut self.ordered[lane as usize], &known);
         }
         Ok(())
     }
@@ -137,11 +137,11 @@ impl Marks {
     ) -> [Option<(u64, Arc<Event>)>; STREAMS] {
         std::array::from_fn(|lane| {
             let tick = clock[lane];
-            let told = &mut self.told[Lane::Host as usize][lane];
-            if tick <= *told || tick <= self.finished[lane] {
+            let ordered = &mut self.ordered[Lane::Host as usize][lane];
+            if tick <= *ordered || tick <= self.finished[lane] {
                 return None;
             }
-            *told = tick;
+            *ordered = tick;
             let mark = self.find(lane, tick)?;
             mark.host_tick = host_tick;
             Some((mark.tick, Arc::clone(&mark.event)))

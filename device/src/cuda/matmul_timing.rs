@@ -199,7 +199,7 @@ impl Gpu {
     /// Times the matmuls of the program that have no choice, and sets their choices.
     fn time_matmuls(&self, ops: &[AdmittedOp]) -> Result<ChoicesByShape, Error> {
         let (started, mut timed) = (Instant::now(), ChoicesByShape::new());
-        let (mut others, mut apart) = (0, 0);
+        let (mut others, mut without_epilogue) = (0, 0);
         for op in ops {
             let Some(forms) = self.forms(op) else { continue };
             let timing = MatmulTiming { gpu: self, op, plain: forms.plain };
@@ -209,14 +209,14 @@ impl Gpu {
                 }
                 let (index, way) = timing.fastest_way(&form)?;
                 others += usize::from(index > 0 && way.is_some());
-                apart += usize::from(index > 0 && way.is_none());
+                without_epilogue += usize::from(index > 0 && way.is_none());
                 let choice = self.blas.borrow_mut().decide(form.shape, way);
                 timed.insert(form.shape.to_string(), choice);
             }
         }
         if !timed.is_empty() {
             tracing::info!(
-                "timed {} in {:.1} s: {others} by another algorithm than the library's first, {apart} without the epilogue",
+                "timed {} in {:.1} s: {others} by another algorithm than the library's first, {without_epilogue} without the epilogue",
                 counted(timed.len(), "matmul"),
                 started.elapsed().as_secs_f64()
             );

@@ -68,8 +68,8 @@ pub(super) struct Arrangement {
 impl Arrangement {
     pub(super) fn new(plan: &Plan, scratch: u64, workspace: u64) -> Self {
         let start = plan.bytes(Arena::Device).next_multiple_of(256);
-        let behind = (start + scratch).next_multiple_of(256);
-        Self { scratch: start, workspace: behind, bytes: behind + workspace }
+        let workspace_start = (start + scratch).next_multiple_of(256);
+        Self { scratch: start, workspace: workspace_start, bytes: workspace_start + workspace }
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod blas;
 mod blaslt;
+mod built_for;
 mod collectives;
 mod compile;
 mod cudnn;
@@ -272,7 +273,7 @@ impl Gpu {
         let mut waits = false;
         self.marks.borrow_mut().wait(lane, source.0, source.1, host_done, &mut |until| {
             if shows && !std::mem::replace(&mut waits, true) {
-                self.progress.borrow_mut().tell(lane, stream, true)?;
+                self.progress.borrow_mut().write(lane, stream, true)?;
             }
             match until {
                 PendingWait::Event(event) => stream.wait(&event),
@@ -282,7 +283,7 @@ impl Gpu {
                 }
             }
         })?;
-        if waits { self.progress.borrow_mut().tell(lane, stream, false) } else { Ok(()) }
+        if waits { self.progress.borrow_mut().write(lane, stream, false) } else { Ok(()) }
     }
 
     /// Ranks that share a GPU may share its hardware queues. An entry behind a wait for op `tick`
@@ -299,15 +300,15 @@ impl Gpu {
         let stream = &self.streams[lane as usize];
         let first = self.streams.iter().position(|s| Rc::ptr_eq(s, stream));
         let kept = self.paces.borrow_mut()[first.unwrap_or(lane as usize)].keep(stream)?;
-        if kept { self.progress.borrow_mut().tell(lane, stream, false) } else { Ok(()) }
+        if kept { self.progress.borrow_mut().write(lane, stream, false) } else { Ok(()) }
     }
 
     /// Makes each stream report the end of its work, before the rank's thread waits.
-    fn tell_ends(&self) -> Result<(), Failure> {
+    fn write_ends(&self) -> Result<(), Failure> {
         let mut progress = self.progress.borrow_mut();
         for &lane in &Lane::ALL[..STREAMS] {
-            if !progress.is_told(lane) {
-                progress.tell(lane, self.stream(lane), false)?;
+            if !progress.is_up_to_date(lane) {
+                progress.write(lane, self.stream(lane), false)?;
             }
         }
         Ok(())
@@ -417,7 +418,7 @@ impl Executor for Gpu {
     fn sync(&self, lane: Lane, tick: u64) -> Result<(), Error> {
         self.track(|overlap| overlap.sync(lane, tick));
         if !self.host.world.failed()
-            && let Err(failure) = self.tell_ends()
+            && let Err(failure) = self.write_ends()
         {
             self.fail_run(&self.failed_at(lane, tick, &failure));
         }

@@ -2,7 +2,7 @@
 
 use super::driver::{self, Context};
 use super::libraries::{LibraryFile, dotted, wheel_cuda};
-use super::{blaslt, cudnn, nccl, nvrtc};
+use super::{blaslt, built_for, cudnn, nccl, nvrtc};
 use crate::threads::panics;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -43,6 +43,21 @@ pub struct LibraryInfo {
     pub parts: Vec<PathBuf>,
     /// Whether training on GPUs needs the library.
     pub required: bool,
+}
+
+impl LibraryInfo {
+    /// Major version of CUDA for which the library was built. `None` if the library was not found or
+    /// does not say it. For NCCL this reads a part of its file.
+    pub fn built_for(&self) -> Option<u32> {
+        let version = self.version.as_ref().ok()?;
+        let own = || match self.name {
+            NCCL => built_for::of_nccl(&self.file.as_ref()?.path),
+            CUDNN => guarded(cudnn::cuda).ok(),
+            // The version of the others is that of CUDA.
+            _ => u32::try_from(major(version)?).ok(),
+        };
+        self.wheel_cuda.or_else(own)
+    }
 }
 
 /// The parts of CUDA on this machine.
@@ -131,17 +146,18 @@ impl Probe {
         self.libraries.iter().filter_map(one).collect()
     }
 
-    /// Optional libraries whose wheels are for a CUDA version that this driver or these GPUs do not
-    /// support: name, reason and remedy. Their own versions do not tell their CUDA version.
-    pub fn unfit_wheels(&self) -> Vec<(&'static str, String, String)> {
+    /// Optional libraries that are built for a CUDA version which this driver or these GPUs do not
+    /// support: name, reason and remedy.
+    pub fn unfit_optional_libraries(&self) -> Vec<(&'static str, String, String)> {
         let Some(driver) = self.driver.as_ref().ok().and_then(|text| major(text)) else {
             return Vec::new();
         };
         let dropped = self.gpus.iter().min_by_key(|gpu| gpu.sm).filter(|gpu| gpu.sm < TURING);
         let one = |library: &LibraryInfo| {
             let version = library.version.as_ref().ok().filter(|_| !library.required)?;
-            let cuda = i32::try_from(library.wheel_cuda?).ok()?;
-            let of_wheel = format!("{version} is of a wheel for CUDA {cuda}");
+            let cuda = i32::try_from(library.built_for()?).ok()?;
+            let is_of_wheel = library.wheel_cuda.is_some();
+            let origin = if is_of_wheel { "of a wheel" } else { "built" };
             let (why, fitting) = match dropped {
                 Some(GpuInfo { ordinal, name, sm, .. }) if cuda >= WITHOUT_VOLTA => {
                     (format!("which has no code for GPU {ordinal}, {name}, sm_{sm}"), 12)
@@ -149,11 +165,15 @@ impl Probe {
                 _ if cuda > driver => (format!("and the driver is for CUDA {driver}"), driver),
                 _ => return None,
             };
-            let package = library.name.to_lowercase();
-            let remedy = format!(
-                "pip uninstall nvidia-{package}-cu{cuda}, then pip install nvidia-{package}-cu{fitting}"
-            );
-            Some((library.name, format!("{of_wheel}, {why}"), remedy))
+            let name = library.name;
+            let package = name.to_lowercase();
+            let remedy = match is_of_wheel {
+                true => format!(
+                    "pip uninstall nvidia-{package}-cu{cuda}, then pip install nvidia-{package}-cu{fitting}"
+                ),
+                false => format!("put {name} for CUDA {fitting} in its place"),
+            };
+            Some((name, format!("{version} is {origin} for CUDA {cuda}, {why}"), remedy))
         };
         self.libraries.iter().filter_map(one).collect()
     }

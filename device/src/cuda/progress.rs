@@ -17,7 +17,7 @@ pub(super) struct Progress {
     /// Progress of each lane's stream.
     streams: Vec<StreamProgress>,
     /// For each lane, the tick that the word will have after all enqueued entries.
-    told: [u64; STREAMS],
+    written: [u64; STREAMS],
 }
 
 /// The progress of one stream.
@@ -48,7 +48,7 @@ impl StreamProgress {
 impl Progress {
     pub(super) fn new(words: &[Word]) -> Self {
         let passed = |word: &Word| StreamProgress { word: word.clone(), submitted: Arc::default() };
-        Self { streams: words.iter().map(passed).collect(), told: [0; STREAMS] }
+        Self { streams: words.iter().map(passed).collect(), written: [0; STREAMS] }
     }
 
     pub(super) fn of(&self, lane: Lane) -> StreamProgress {
@@ -61,16 +61,21 @@ impl Progress {
     }
 
     /// Makes the stream of `lane` write its progress when it reaches this point.
-    pub(super) fn tell(&mut self, lane: Lane, stream: &Stream, waits: bool) -> Result<(), Failure> {
+    pub(super) fn write(
+        &mut self,
+        lane: Lane,
+        stream: &Stream,
+        waits: bool,
+    ) -> Result<(), Failure> {
         let StreamProgress { word, submitted } = &self.streams[lane as usize];
         let tick = submitted.load(Ordering::Relaxed);
-        self.told[lane as usize] = tick;
+        self.written[lane as usize] = tick;
         stream.write_word(word, (tick as u32) << 1 | if waits { WAITS } else { 0 })
     }
 
     /// Whether the word shows, or will show, that all ops of `lane` have finished.
-    pub(super) fn is_told(&self, lane: Lane) -> bool {
+    pub(super) fn is_up_to_date(&self, lane: Lane) -> bool {
         let submitted = self.streams[lane as usize].submitted.load(Ordering::Relaxed);
-        self.told[lane as usize] == submitted
+        self.written[lane as usize] == submitted
     }
 }

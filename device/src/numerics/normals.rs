@@ -125,8 +125,8 @@ mod tests {
     fn the_series_are_far_nearer_than_they_have_to_be() {
         for index in 0..300_000 {
             let (radius, product) = product(9, index);
-            let apart = (product - random::normal(9, index)).abs();
-            assert!(apart <= radius * ERROR / 100.0, "{index}: {product} by {apart}");
+            let difference = (product - random::normal(9, index)).abs();
+            assert!(difference <= radius * ERROR / 100.0, "{index}: {product} by {difference}");
         }
         for i in 0..=4096 {
             let x = f64::from(i) / 4096.0;

@@ -172,13 +172,14 @@ impl Lockstep {
                     continue;
                 }
                 same = false;
-                let (apart, allowed) = ((got - expected).abs(), tolerance.limit(expected, largest));
-                if apart <= allowed {
+                let (difference, allowed) =
+                    ((got - expected).abs(), tolerance.limit(expected, largest));
+                if difference <= allowed {
                     continue;
                 }
                 differing += 1;
                 // A difference that is no number is the worst.
-                let excess = if apart.is_nan() { f64::INFINITY } else { apart / allowed };
+                let excess = if difference.is_nan() { f64::INFINITY } else { difference / allowed };
                 if worst.as_ref().is_none_or(|worst| excess > worst.excess) {
                     let index = start + i;
                     worst = Some(WorstElement { excess, index, got, expected, allowed });

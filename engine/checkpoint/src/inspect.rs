@@ -269,10 +269,10 @@ pub fn distances(
             }
             Some(i) => {
                 let mut states = [None; 4];
-                for (state, apart) in states.iter_mut().enumerate().take(saved) {
+                for (state, difference) in states.iter_mut().enumerate().take(saved) {
                     let in_a = TensorState { tensor: here, state };
                     let in_b = TensorState { tensor: i, state };
-                    *apart = apart_by(a, in_a, b, in_b, tensor.num_elements())?;
+                    *difference = largest_difference(a, in_a, b, in_b, tensor.num_elements())?;
                 }
                 Ok(states)
             }
@@ -287,7 +287,7 @@ pub fn distances(
 }
 
 /// Largest absolute difference of a state; `None` if all bits are equal.
-fn apart_by(
+fn largest_difference(
     a: &Checkpoint,
     in_a: TensorState,
     b: &Checkpoint,
@@ -296,19 +296,19 @@ fn apart_by(
 ) -> Result<Option<f64>, CheckpointError> {
     let (a, b) = (a.reader(), b.reader());
     let (mut x, mut y) = (vec![0.0f32; BLOCK.min(len)], vec![0.0f32; BLOCK.min(len)]);
-    let mut apart = None;
+    let mut difference = None;
     for from in (0..len).step_by(BLOCK) {
         let n = BLOCK.min(len - from);
         a.read(in_a, from..from + n, &mut x[..n])?;
         b.read(in_b, from..from + n, &mut y[..n])?;
         for (x, y) in x[..n].iter().zip(&y[..n]).filter(|(x, y)| x.to_bits() != y.to_bits()) {
             let d = (f64::from(*x) - f64::from(*y)).abs();
-            let most = apart.unwrap_or(0.0);
-            apart = Some(if d > most || d.is_nan() { d } else { most });
+            let most = difference.unwrap_or(0.0);
+            difference = Some(if d > most || d.is_nan() { d } else { most });
             if d.is_nan() {
-                return Ok(apart);
+                return Ok(difference);
             }
         }
     }
-    Ok(apart)
+    Ok(difference)
 }

@@ -21,10 +21,10 @@ impl Span {
 
     /// Whether the span is valid in a tensor of `whole` elements; other methods require it.
     pub(crate) fn is_within(&self, whole: usize) -> bool {
-        let apart = self.run > 0 && self.count > 0 && self.stride >= self.run;
+        let is_disjoint = self.run > 0 && self.count > 0 && self.stride >= self.run;
         let last = (self.count.saturating_sub(1)).checked_mul(self.stride);
         let end = last.and_then(|l| l.checked_add(self.start)?.checked_add(self.run));
-        apart && end.is_some_and(|end| end <= whole)
+        is_disjoint && end.is_some_and(|end| end <= whole)
     }
 
     /// The runs, in the order in which they are stored.

@@ -186,8 +186,8 @@ pub fn product(on_cuda: bool, dtype: Dtype) -> Result<f64, Error> {
 /// 809 TFLOPS in the first milliseconds and 700 under lasting load.
 const UNDER_LOAD: Duration = Duration::from_secs(1);
 
-/// Speed of `count` successive matmuls of `shape`, in 10^12 operations per second. If `count` is more than 1, others run
-/// before them for [`UNDER_LOAD`].
+/// Speed of `count` successive matmuls of `shape`, in 10^12 operations per second. If `count` is
+/// more than 1, other matmuls run for [`UNDER_LOAD`] before the measured ones.
 fn product_of_shape(
     on_cuda: bool,
     dtype: Dtype,

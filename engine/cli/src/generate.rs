@@ -189,7 +189,8 @@ impl<'a> TokenWriter<'a> {
 }
 
 /// Draws tokens after each prompt, and gives each piece of output to `emit`, with the number of its
-/// prompt. Ends early if `emit` returns false. A text does not depend on the other prompts.
+/// prompt. Ends early if `emit` returns false. A text does not depend on the other prompts. Returns
+/// the tokens drawn after each prompt.
 ///
 /// # Errors
 /// The weights cannot be read, or do not fit the config or the memory. The GPU is missing or fails.
@@ -200,7 +201,7 @@ pub fn generate(
     prompts: &[String],
     sampling: &Sampling,
     emit: &mut dyn FnMut(usize, Piece<'_>) -> bool,
-) -> Result<(), GenerateError> {
+) -> Result<Vec<Vec<i32>>, GenerateError> {
     let tokenizer = from.tokenizer;
     let known = known_tokens(config, tokenizer);
     let text = |prompt: &String| -> Result<Text<'_>, GenerateError> {
@@ -225,7 +226,7 @@ pub fn generate(
             break;
         }
     }
-    Ok(())
+    Ok(texts.into_iter().map(|mut text| text.tokens.split_off(text.prompt)).collect())
 }
 
 /// Extends texts. Tokens from `known` on are never drawn. Returns false if `emit` returns false.

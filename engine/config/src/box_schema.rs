@@ -45,8 +45,8 @@ section! {
         /// Nominal rate between a machine and all other machines, in GB/s each way; a simulation
         /// uses 85 % of it. 0: unknown.
         network_gb_per_s: f32 = rate();
-        /// Price of the whole box in US dollars per hour, for `onebox plan --model FOLDER --boxes`. A
-        /// comment beside it names its date and its source. 0: unknown.
+        /// Price of the whole box in US dollars per hour, for `onebox plan --model FOLDER --boxes`.
+        /// A comment in the file gives the date and the source of the price. 0: unknown.
         usd_per_hour: f32 = rate();
         /// Rates of each GPU. 0: unknown.
         gpu: GpuConfig = section(|s| {
@@ -79,12 +79,12 @@ section! {
         fp32_tflops: f32 = rate();
         /// Bandwidth of the GPU's memory in GB/s, from the data sheet. 0: unknown.
         memory_gb_per_s: f32 = rate();
-        /// Rate between the GPUs of a machine in GB/s each way. Above `host.link_gb_per_s`: the
-        /// nominal rate of NVLink, used only without `topology`; collectives reach 50 to 100 % of
-        /// it, by GPU generation, number of GPUs and size. Otherwise: the measured rate at which
-        /// each GPU sends in sums over PCIe (NCCL's bus bandwidth), used as it is. 0: sums without
-        /// NVLink reach 60 % of a link on 2 GPUs, 40 % on 3 to 5, and 30 % on more; measure it,
-        /// since hosts differ by a factor of 15.
+        /// Rate between the GPUs of a machine in GB/s each way. A rate above `host.link_gb_per_s`
+        /// is the nominal rate of NVLink, which is used only without `topology`; collectives reach
+        /// 50 to 100 % of it, by GPU generation, number of GPUs and size. A lower rate is the
+        /// measured rate at which each GPU sends in sums over PCIe (NCCL's bus bandwidth), which is
+        /// used as it is. 0: sums without NVLink reach 60 % of a link on 2 GPUs, 40 % on 3 to 5,
+        /// and 30 % on more. Measure this rate, since hosts differ by a factor of 15.
         peer_gb_per_s: f32 = rate();
         /// Clock that the GPU keeps under this box's limit of power, relative to its clock under
         /// the limit at which `gemm_tflops` holds: below 1 for a card that is capped. It lowers

@@ -7,7 +7,7 @@ use super::{
 };
 use topology::counted;
 
-/// Most samples of a step, also if they are the product of keys.
+/// Largest number of samples of a step, whether one key gives it or it is a product of keys.
 const MOST_SAMPLES: u64 = 1 << 31;
 
 /// A rule between keys.

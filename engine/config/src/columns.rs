@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 pub struct ChatColumns(BTreeMap<&'static str, String>);
 
 impl ChatColumns {
-    /// Columns that can have another name, by form of the rows. Rows of each form may also have the
-    /// last columns.
+    /// Columns that can have another name: one list for each form of rows, and last the columns
+    /// that rows of every form may have.
     pub const FORMS: [&[&str]; 4] = [
         &["messages", "role", "content"],
         &["prompt", "completion"],

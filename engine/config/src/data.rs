@@ -43,15 +43,15 @@ section! {
             _ => KeyDefault::Default(Packing::Windows),
         }), resume: Experiment;
         /// Whether a document of more than `model.seq_len` + 1 tokens is cut to this length, with
-        /// `data.packing` `Documents` or `None`. `false`: it is left out, and onebox reports how
-        /// many are; but `packing: Documents` divides it if the format is `Jsonl` or `Megatron`.
-        /// Not allowed with `Windows`.
+        /// `data.packing` `Documents` or `None`. `false`: onebox leaves out such documents and
+        /// reports their number; but `packing: Documents` divides them if the format is `Jsonl` or
+        /// `Megatron`. Not allowed with `Windows`.
         truncate: bool = flag(KeyDefault::Default(false)), resume: Experiment;
-        /// Names of the columns of `data.format: Chat`, where they differ from the names of onebox:
+        /// Names of the columns of `data.format: Chat`, if they differ from the names of onebox:
         /// `messages` (and `role` and `content` in a message), or `prompt` and `completion`, or
         /// `instruction`, `input`, `output` and `history`; and `system` and `tools`. onebox refuses
-        /// a row without a column that this key names. None: each column has its name, or another
-        /// usual one.
+        /// a row without a column that this key names. None: each column has the name in onebox, or
+        /// another usual name.
         columns: ChatColumns = columns(), resume: Experiment;
         /// Tokens of `data.format: Chat` that the loss counts. `Answers`: what the assistant says.
         /// `LastAnswer`: only the last answer of a chat. `All`: every token of the text. A message

@@ -35,7 +35,8 @@ impl FineTune {
         (steps * WARM_UP).div_ceil(100)
     }
 
-    /// Number of samples of a step: the smallest multiple of the samples of a pass that is enough.
+    /// Number of samples of a step: the smallest multiple of the samples of a pass that is at least
+    /// [`SAMPLES`].
     pub(super) const fn samples(self, pass: usize) -> usize {
         if pass == 0 { SAMPLES } else { SAMPLES.next_multiple_of(pass) }
     }

@@ -5,7 +5,7 @@ use super::checks::Checks;
 use super::reading::{Violation, grouped};
 use topology::counted;
 
-/// Most parameters of a model: 2^50. Sums of bytes over them stay far below 2^64.
+/// Most parameters of a model: 2^50. Sums of the bytes of all parameters stay far below 2^64.
 const MOST_PARAMETERS: u128 = 1 << 50;
 
 /// Most elements of an activation.

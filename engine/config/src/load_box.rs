@@ -17,8 +17,8 @@ pub fn load_box(path: &Path) -> Result<BoxConfig, ConfigError> {
     Err(reader.into_error(&path.display().to_string()))
 }
 
-/// Reads the box in the file at `path`, which is the value of `key`. Errors of the file are added
-/// to the reader, and the places of its keys are stored below `key`.
+/// Reads the box in the file at `path`, which is the value of `key`. The reader gets the errors of
+/// the file, and stores the places of the file's keys below `key`.
 pub(super) fn box_of(reader: &mut ConfigReader, key: &str, path: &str) -> BoxConfig {
     let (mut inner, gpus) = (ConfigReader::default(), format!("{key}.gpus"));
     // Stand-in for a box that cannot be read.

@@ -178,7 +178,8 @@ impl ModelConfig {
         self.layer_pattern.chars().cycle().take(self.layers)
     }
 
-    /// The same model for samples of `seq_len` tokens: windows that hold a whole sample are none.
+    /// The same model for samples of `seq_len` tokens. A window that holds a whole sample becomes
+    /// full attention.
     #[must_use]
     pub fn for_samples(&self, seq_len: usize) -> Self {
         let mut model = Self { seq_len, ..self.clone() };

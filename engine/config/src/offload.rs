@@ -40,7 +40,7 @@ section! {
         /// memory. `Delayed`: during the whole next step, which computes on parameters of one step
         /// earlier. All modes but `Delayed` give the same bits. `Auto`: `Speculative` if it fits
         /// and saves time, else `Overlapped`; `plan`, `simulate` and `train` print the reason. With
-        /// `offload.optimizer: Device`, `Speculative` and `Delayed` are as `Overlapped`.
+        /// `offload.optimizer: Device`, `Speculative` and `Delayed` do the same as `Overlapped`.
         update: UpdateMode = choice(KeyDefault::Default(UpdateMode::Overlapped)), resume: Placement;
         /// Share of the parameters after the embedding that `offload.update: Speculative` updates
         /// during the backward pass. It is rounded down to whole segments, counted from the end of
@@ -184,7 +184,7 @@ choice! {
         /// is stale. With `optimizer: Device` this mode is `Overlapped`.
         Delayed["(after_step: 40)"] {
             /// Number of the optimizer step whose update is the first delayed update; all earlier
-            /// updates are exact. 0 is as 1.
+            /// updates are exact. 0 means the same as 1.
             after_step: u64 = uint(0..=super::STEPS, KeyDefault::Required("after_step: 40"));
         },
         /// `Speculative` or `Overlapped`, as `predict::choose` decides; `Overlapped` before that.

@@ -144,9 +144,9 @@ fn syntax_help(text: &str, error: &tree::SyntaxError) -> String {
 /// A word with dashes at this byte of a text, such as an option of another tool; no key has dashes.
 fn dashed_key(text: &str, at: usize) -> Option<&str> {
     let of_word = |c: char| c == '-' || c == '_' || c.is_ascii_alphanumeric();
-    let (before, behind) = text.split_at_checked(at)?;
+    let (before, after) = text.split_at_checked(at)?;
     let start = before.rfind(|c| !of_word(c)).map_or(0, |end| end + 1);
-    let end = at + behind.find(|c| !of_word(c)).unwrap_or(behind.len());
+    let end = at + after.find(|c| !of_word(c)).unwrap_or(after.len());
     text.get(start..end).filter(|word| word.contains('-'))
 }
 

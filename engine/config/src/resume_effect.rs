@@ -8,11 +8,11 @@ use serde::Serialize;
 pub enum ResumeEffect {
     /// The results of training stay the same.
     Harmless,
-    /// The same mathematics in the same order: parts of a step run in another place or at another
-    /// time.
+    /// The mathematics and the order of sums stay the same: parts of a step run in another place or
+    /// at another time.
     Placement,
-    /// The same mathematics, but sums may add in another order, or numbers be stored in another
-    /// form.
+    /// The mathematics stays the same, but sums may add in another order, or numbers may be stored
+    /// in another form.
     Layout,
     /// The run becomes another experiment.
     Experiment,

@@ -12,7 +12,7 @@ section! {
         theta: f32 = float(
             Interval::closed(1.0, 1e12), defaults.or(KeyDefault::Default(10_000.0), |r| Some(r.theta))
         ), resume: Experiment;
-        /// Share of the elements of a head that rotary positions turn, from the first element on
+        /// Share of the elements of a head that rotary positions rotate, from the first element on
         /// (Phi-4-mini).
         rotated_share: f32 = float(
             Interval::above(0.0, 1.0), defaults.or(KeyDefault::Default(1.0), |r| Some(r.rotated_share))
@@ -132,7 +132,8 @@ impl RopeDefaults {
         Self { rope: Some(rope), how: "model.rope", keys }
     }
 
-    /// The default of a key, of which `value` is the value. Only keys of the same scaling have one.
+    /// Default of a key: the value that `value` reads from the known rotary positions, else
+    /// `fixed`.
     fn or<T>(
         &self,
         fixed: KeyDefault<T>,
@@ -146,7 +147,7 @@ impl RopeDefaults {
 }
 
 impl RopeConfig {
-    /// Number of leading elements of a head of `head_dim` elements that turn.
+    /// Number of elements at the beginning of a head of `head_dim` elements that are rotated.
     pub fn rotated_elements(&self, head_dim: usize) -> usize {
         (head_dim as f64 * decimal(self.rotated_share)) as usize
     }

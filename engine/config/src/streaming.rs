@@ -54,7 +54,7 @@ impl Checks<'_> {
         },
     ];
 
-    /// Refuses more blocks than the model has.
+    /// Refuses a number of blocks that is larger than the number of blocks of the model.
     pub(super) fn blocks_of_model(&self) -> Option<Violation> {
         let (offload, layers) = (&self.config.offload, self.config.model.layers);
         let given = [

@@ -73,9 +73,9 @@ section! {
         // Overflow number `hysteresis` halves a loss scale of 2^24, 23 more lower it to 1; 28 are a
         // margin.
         let hopeless = u64::from(hysteresis) + 23 + 28;
-        /// Number of skipped steps in a row after which the run ends. The default is the
-        /// `loss_scale.hysteresis` + 23 overflows that lower a loss scale from 2^24 to 1, and 28
-        /// more.
+        /// Number of skipped steps in a row after which the run ends. The default is
+        /// `loss_scale.hysteresis` + 51: `loss_scale.hysteresis` + 23 overflows lower a loss scale
+        /// from 2^24 to 1, and 28 steps are a margin.
         stop_after_skipped: u64 = uint(
             1..=STEPS, KeyDefault::Derived(hopeless, "hysteresis + 51", &["loss_scale.hysteresis"])
         ), resume: Harmless;

@@ -144,7 +144,7 @@ fn unless_wrong(described: FolderModel, wrong: Vec<String>) -> Result<FolderMode
     }
 }
 
-/// Refuses weights that are codes.
+/// Refuses quantized weights.
 fn refuse_codes(found: &BTreeMap<String, Value>) -> Result<(), Refusal> {
     let Some(codes) = found.get("quantization_config").filter(|codes| !codes.is_null()) else {
         return Ok(());
@@ -207,7 +207,7 @@ fn text_model(keys: &mut Keys, class: ModelClass) -> FolderModel {
     FolderModel { model, ..described }
 }
 
-/// Whether code of a folder is the code of the class of Phi-3, in files of its own.
+/// Whether `map`, the `auto_map` of a folder with its own code, names nothing but Phi-3's classes.
 fn is_of_phi3(map: &Value) -> bool {
     map.as_object().is_some_and(|map| {
         map.iter().all(|(key, value)| match key.as_str() {

@@ -222,9 +222,9 @@ impl Documents {
     pub(super) fn whole_cut(&self, at: usize) -> Option<usize> {
         let continues = |next: usize| self.starts[next] < self.tokens(next - 1).end;
         let before = (1..=at.min(self.len() - 1)).rev().find(|next| !continues(*next));
-        let behind = (at.max(1)..self.len()).find(|next| !continues(*next));
+        let after = (at.max(1)..self.len()).find(|next| !continues(*next));
         let far = |cut: &usize| cut.abs_diff(at);
-        before.into_iter().chain(behind).min_by_key(far)
+        before.into_iter().chain(after).min_by_key(far)
     }
 
     /// Whether samples hold several documents.

@@ -67,10 +67,10 @@ mod tests {
             pairs[at(5)][at(6)] += 1;
         }
         assert!(first.iter().all(|n| (850..1150).contains(n)), "{first:?}");
-        let apart = pairs.iter().enumerate().flat_map(|(a, row)| {
+        let of_pairs = pairs.iter().enumerate().flat_map(|(a, row)| {
             row.iter().enumerate().filter(move |(b, _)| a != *b).map(|(_, n)| *n)
         });
-        let wrong: Vec<u32> = apart.filter(|n| !(45..125).contains(n)).collect();
+        let wrong: Vec<u32> = of_pairs.filter(|n| !(45..125).contains(n)).collect();
         assert!(wrong.is_empty(), "83 are expected: {wrong:?}");
     }
 }

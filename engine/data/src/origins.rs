@@ -95,8 +95,8 @@ impl Origins {
 
     /// The origin of a document.
     pub(super) fn of(&self, document: usize) -> Option<Origin> {
-        let behind = self.runs.partition_point(|run| run.document <= document);
-        let run = self.runs.get(behind.checked_sub(1)?)?;
+        let next = self.runs.partition_point(|run| run.document <= document);
+        let run = self.runs.get(next.checked_sub(1)?)?;
         let number = run.number + (document - run.document) as u64;
         let (file, unit) = self.files[run.file].clone();
         Some(Origin { file, number, unit })

@@ -143,10 +143,10 @@ mod tests {
             assert_eq!(tokenizer.encode("</s>").unwrap(), [1], "{model}");
         }
         // No text produces a piece that no merge creates.
-        let apart =
+        let separate =
             tokenizer(&bpe(false, json!([["<", "/"], ["s", ">"]])), &Value::Null, &Value::Null);
-        assert!(!apart.has_control_pieces());
-        assert_eq!(tokens(&apart, &TEXTS[1..2]), [[9, 10]]);
+        assert!(!separate.has_control_pieces());
+        assert_eq!(tokens(&separate, &TEXTS[1..2]), [[9, 10]]);
     }
 
     #[test]

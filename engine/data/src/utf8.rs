@@ -153,10 +153,10 @@ mod tests {
         ];
         for before in BLOCK - 4..=BLOCK + 1 {
             for part in around {
-                for behind in [&b""[..], b"and on", &[b'y'; BLOCK]] {
-                    let text = [&vec![b' '; before][..], part, behind].concat();
+                for after in [&b""[..], b"and on", &[b'y'; BLOCK]] {
+                    let text = [&vec![b' '; before][..], part, after].concat();
                     let (fault, read) = found(&text, 0);
-                    let case = format!("{part:x?} at {before}, {} behind", behind.len());
+                    let case = format!("{part:x?} at {before}, {} behind", after.len());
                     assert_eq!(fault, expected(&text), "{case}");
                     assert_eq!(read, text.len() as u64, "{case}");
                 }

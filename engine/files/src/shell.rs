@@ -65,15 +65,15 @@ pub fn words(command: &str) -> Option<Vec<String>> {
         match c {
             ' ' => words.extend(word.take()),
             '"' => {
-                let (inside, behind) =
+                let (inside, after) =
                     rest.as_str().strip_prefix("$(printf '")?.split_once("')\"")?;
                 word.get_or_insert_default().push_str(&unescaped(inside)?);
-                rest = behind.chars();
+                rest = after.chars();
             }
             '\'' => {
-                let (inside, behind) = rest.as_str().split_once('\'')?;
+                let (inside, after) = rest.as_str().split_once('\'')?;
                 word.get_or_insert_default().push_str(inside);
-                rest = behind.chars();
+                rest = after.chars();
             }
             '\\' => word.get_or_insert_default().push(rest.next().filter(|c| *c == '\'')?),
             c if c.is_ascii_alphanumeric() || "_-./=:,+@%&".contains(c) => {

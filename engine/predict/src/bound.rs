@@ -49,7 +49,8 @@ impl<'a> Bound<'a> {
         lay_out()
     }
 
-    /// Least factor by which a memory must grow, the host's or a GPU's; 0 if both may fit.
+    /// Smallest factor by which the memory of the host or of a GPU must grow; 0 if the config may
+    /// fit both.
     pub(crate) fn least_factor(&self, config: &Config, least: &LeastBytes) -> f64 {
         let gpu = match &config.device {
             DeviceConfig::Cpu { .. } => None,
@@ -74,7 +75,8 @@ impl<'a> Bound<'a> {
         bytes <= has
     }
 
-    /// Bytes of host memory: the lower bound of the config's need, and the bytes of the host.
+    /// Two numbers of bytes of host memory: the lower bound of what the config needs, and what the
+    /// host has.
     fn host(&self, config: &Config, least: &LeastBytes) -> (u64, u64) {
         let (ranks, has) = match &config.device {
             DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => {

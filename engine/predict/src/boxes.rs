@@ -118,7 +118,7 @@ pub fn layout(config: &Config, described: &BoxConfig, host: HostBytes) -> Result
     let per_machine = described.ranks_per_machine(&config.parallel).map_err(refuse)?;
     let mut one = match &described.machine {
         Some(machine) => placed(config, described, machine, per_machine, host)?,
-        None => apart(described, per_machine, &request(config, host)),
+        None => layout_without_topology(described, per_machine, &request(config, host)),
     };
     repeat(&mut one, config.world_size().div_ceil(per_machine));
     Ok(one)
@@ -234,7 +234,7 @@ fn shares(home: usize, far: &[(usize, u64)], staging: u64) -> Vec<(usize, f64)> 
 
 /// Places on a box without a topology: one link for each GPU, and cores and nodes dealt evenly. A
 /// node without a rank counts as a socket without ranks.
-fn apart(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
+fn layout_without_topology(b: &BoxConfig, ranks: usize, request: &Request) -> Layout {
     let node = |rank: usize| rank * b.numa_nodes / ranks.max(1);
     let (staging, states) = (request.staging_bytes, request.state_bytes);
     let short = staging.saturating_add(states) > b.node_memory;

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use std::collections::BTreeSet;
 use topology::format_bytes;
 
-/// Relative increase of the step time up to which a smaller share is as good.
+/// Largest relative increase of the step time for which a smaller share counts as equally good.
 const AS_GOOD: f64 = 0.005;
 
 /// Largest fraction of compute time in the backward pass: 3 of 4 parts with recomputation.
@@ -256,7 +256,8 @@ impl<'a> ConfigChoices<'a> {
         })
     }
 
-    /// Shares to simulate, ascending: the waited share, a larger one, and the largest that fits.
+    /// Shares to simulate, ascending: the share of the update for which the step waits, a larger
+    /// share, and the largest share that fits.
     fn shares(&self, overlapped: &Brief) -> Vec<f32> {
         if let Some(share) = self.named_share() {
             return if self.is_usable(share) { vec![share] } else { Vec::new() };

@@ -47,7 +47,7 @@ pub struct Report {
     pub micro_batches: usize,
     /// Place of gradient accumulation: `none`, `device` or `host`.
     pub accumulate: &'static str,
-    /// Memory of each GPU. All GPUs need the same.
+    /// Memory of each GPU. All GPUs need the same amount.
     pub gpu: Memory,
     /// Planned host memory of each rank.
     pub host_per_rank: Memory,

@@ -22,13 +22,14 @@ const fn class(words: &'static str, low: f64, high: f64) -> ErrorClass {
     ErrorClass { words, low, high }
 }
 
-/// Steps of onebox on one H200: 0.90 to 1.05 of their simulated speed, in four steps of two models on one
-/// card (`tests/published/steps.csv`). Each end is 10 points further, since four steps are few.
+/// Steps of onebox on one H200: 0.90 to 1.05 of their simulated speed, in four steps of two models
+/// on one card (`tests/published/steps.csv`). Each end of the range is 10 percentage points further
+/// out, because four steps are few.
 const ON_ONE_H200: ErrorClass = class("onebox on one H200", 0.8, 1.15);
 
-/// Everything that onebox has not run. Whole steps of other programs had 0.66 to 1.00 of the simulated speed
-/// (29 steps of PyTorch on A100 and H100), and 0.94 to 1.13 (25 of 26 steps of LLMQ, SlideFormer and
-/// KempnerForge in bf16 without TP).
+/// Boxes and layouts on which onebox has not run. Whole steps of other programs had 0.66 to 1.00 of
+/// the simulated speed (29 steps of PyTorch on A100 and H100), and 0.94 to 1.13 (25 of 26 steps of
+/// LLMQ, SlideFormer and KempnerForge in bf16 without TP).
 const NOT_RUN: ErrorClass = class("not run", 0.65, 1.15);
 
 /// A card without compared steps: seven steps on an RTX PRO 6000 had 0.83 to 0.96 of the speed that its

@@ -271,11 +271,11 @@ impl Unfit<'_> {
 
 /// Pairs of changes of two settings, in the order of the changes.
 fn pairs<'a>(changes: &[&'a SettingChange]) -> Vec<[&'a SettingChange; 2]> {
-    let behind = |(i, a): (usize, &&'a SettingChange)| {
+    let with_later = |(i, a): (usize, &&'a SettingChange)| {
         let a = *a;
         changes[i + 1..].iter().map(move |b| [a, *b]).collect::<Vec<_>>()
     };
-    let all = changes.iter().enumerate().flat_map(behind);
+    let all = changes.iter().enumerate().flat_map(with_later);
     all.filter(|[a, b]| a.0 != b.0).collect()
 }
 

@@ -153,7 +153,8 @@ fn least_of_node(config: &Config, of_rank: u64) -> u64 {
     all.div_ceil((box_.numa_nodes * box_.machines) as u64)
 }
 
-/// Bytes that are enough, least bytes of the layout, the candidate, and its layout.
+/// A candidate that fits with more memory: the bytes that are enough, the least bytes of its
+/// layout, the candidate, and the layout.
 type EnoughMemory<'c> = (u64, u64, &'c Candidate, &'c Layout);
 
 impl<'a> Candidates<'a> {

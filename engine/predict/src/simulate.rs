@@ -81,7 +81,7 @@ pub struct SimulationReport {
     pub tokens_per_second_high: f64,
     /// The range relative to a rate, and its reason.
     pub range: RateRange,
-    /// Key of the box with the most influence on the step; `None` if it was not looked for.
+    /// Key of the box with the most influence on the step; `None` if the key was not searched for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hangs_on: Option<KeyInfluence>,
     /// Executed operations, including recomputation, per second and GPU, in 10^12.

@@ -32,8 +32,8 @@ pub(crate) enum UpperHalves<'a> {
 ///
 /// # Errors
 /// As [`update`]; also if the upper halves do not match or the old states are missing.
-pub(crate) fn update_out_of_place(apart: OutOfPlaceUpdate<'_>) -> Result<(), String> {
-    let OutOfPlaceUpdate { mut upper, update: mut new } = apart;
+pub(crate) fn update_out_of_place(request: OutOfPlaceUpdate<'_>) -> Result<(), String> {
+    let OutOfPlaceUpdate { mut upper, update: mut new } = request;
     let n = new.grad.len();
     if !upper.fits(&new.states[0], n) {
         return Err(format!("{n} gradients, upper halves of other lengths or of whole masters"));
@@ -52,8 +52,8 @@ pub(crate) fn update_out_of_place(apart: OutOfPlaceUpdate<'_>) -> Result<(), Str
 
 /// The loads and stores of [`update_out_of_place`] without its arithmetic, for 16-bit gradients and
 /// parameters. The states are nonsense after a run.
-pub(crate) fn traffic_out_of_place(apart: OutOfPlaceUpdate<'_>) {
-    let OutOfPlaceUpdate { mut upper, update } = apart;
+pub(crate) fn traffic_out_of_place(request: OutOfPlaceUpdate<'_>) {
+    let OutOfPlaceUpdate { mut upper, update } = request;
     let Update { grad, states, old, mut param, .. } = update;
     upper.before(&mut param);
     let states = old.into_iter().flatten().zip(states);
@@ -154,12 +154,12 @@ mod tests {
             let narrow = wide.clone().map(|m| Vec::from_iter(m.into_iter().map(bf16::from_f32)));
             for (split, small) in [(false, false), (false, true), (true, false), (true, true)] {
                 for path in SimdPath::available() {
-                    let run = |apart: bool| {
+                    let run = |is_out_of_place: bool| {
                         let (mut master, mut low, mut param) =
                             (old.clone(), lower.clone(), upper.clone());
                         let ([mut m, mut v], [mut small_m, mut small_v]) =
                             (wide.clone(), narrow.clone());
-                        if apart {
+                        if is_out_of_place {
                             // An update that reads a new array would find NaN.
                             for x in [&mut master, &mut m, &mut v] {
                                 x.fill(f32::NAN);
@@ -195,7 +195,7 @@ mod tests {
                                     false => ViewMut::F32(&mut v[front..]),
                                 },
                             ],
-                            old: apart.then_some(before),
+                            old: is_out_of_place.then_some(before),
                             param: ViewMut::Bf16(&mut param[front..]),
                             decayed: n / 2,
                             noise: Noise { runs: &runs, start: 3 },

@@ -34,6 +34,7 @@ pub(crate) struct Config {
     /// Whether cuBLASLt has epilogues other than a bias.
     pub(crate) epilogues: bool,
     pub(crate) cudnn_version: usize,
+    pub(crate) cudnn_cudart: usize,
     pub(crate) nccl_version: i32,
     pub(crate) shared_devices: bool,
 }
@@ -76,6 +77,7 @@ impl Config {
             noise_percent: number("FAKECUDA_NOISE", 0),
             epilogues: number("FAKECUDA_EPILOGUES", 1) != 0,
             cudnn_version: number("FAKECUDA_CUDNN_VERSION", 91_900) as usize,
+            cudnn_cudart: number("FAKECUDA_CUDNN_CUDART", 12_090) as usize,
             nccl_version,
             shared_devices: nccl_version >= 23000 && number("NCCL_MULTI_RANK_GPU_ENABLE", 0) == 1,
         }

@@ -31,6 +31,7 @@
 //! | `FAKECUDA_NOISE` | 0 | largest random part of simulated times, in percent of the time |
 //! | `FAKECUDA_EPILOGUES` | 1 | 0: cuBLASLt's search refuses an epilogue other than a bias as invalid |
 //! | `FAKECUDA_CUDNN_VERSION` | 91900 | result of `cudnnGetVersion` |
+//! | `FAKECUDA_CUDNN_CUDART` | 12090 | result of `cudnnGetCudartVersion` |
 //! | `FAKECUDA_NCCL` | 22403 | result of `ncclGetVersion` |
 //! | `NCCL_MULTI_RANK_GPU_ENABLE` | 0 | 1 and NCCL 2.30 or newer: ranks may share a device |
 //!

@@ -136,11 +136,11 @@ fn bench(library: AttentionLibrary, dtype: Dtype, shape: Shape) -> Bench {
 }
 
 /// The largest difference, as a share of the largest number.
-fn apart(a: &[f64], b: &[f64]) -> f64 {
+fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
     let largest = a.iter().fold(0.0f64, |most, x| most.max(x.abs()));
     let difference = |(a, b): (&f64, &f64)| {
-        let apart = (a - b).abs();
-        if apart.is_nan() { f64::INFINITY } else { apart }
+        let distance = (a - b).abs();
+        if distance.is_nan() { f64::INFINITY } else { distance }
     };
     a.iter().zip(b).map(difference).fold(0.0, f64::max) / largest
 }
@@ -162,7 +162,7 @@ fn agrees() {
             assert_eq!(graphs() - before, 4, "{shape:?}");
             let same = found.iter().zip(&again).all(|(a, b)| a == b);
             assert!(same, "{dtype:?} {shape:?}: the bits depend on the run");
-            let [out, lse, d_qkv] = [0, 1, 2].map(|i| apart(&own[i], &found[i]));
+            let [out, lse, d_qkv] = [0, 1, 2].map(|i| largest_difference(&own[i], &found[i]));
             println!("{dtype:?} {shape:?}: {out:.1e} {lse:.1e} {d_qkv:.1e}");
             let near = out <= 4.0 * unit && lse <= 1e-5 && d_qkv <= 10.0 * unit;
             assert!(near, "{dtype:?} {shape:?}: {out:e}, {lse:e}, {d_qkv:e}");
@@ -205,7 +205,11 @@ fn takes_the_next_engine() {
     let [first, ..] = SHAPES;
     let own = bench(AttentionLibrary::Own, Dtype::Bf16, first).results().unwrap();
     let found = bench(AttentionLibrary::Cudnn, Dtype::Bf16, first).results().unwrap();
-    assert!(apart(&own[0], &found[0]) < 0.02, "{}", apart(&own[0], &found[0]));
+    assert!(
+        largest_difference(&own[0], &found[0]) < 0.02,
+        "{}",
+        largest_difference(&own[0], &found[0])
+    );
 }
 
 /// A failed call of the library is an error with its reason.

@@ -48,11 +48,11 @@ pub(super) fn late() {
     let streams = trace.spans().into_iter().filter(|span| span.lane != Lane::Host);
     let (first, second): (Vec<_>, Vec<_>) = streams.partition(|span| span.start < hour);
     assert!(first.len() > 10 && second.len() > 10, "{} and {}", first.len(), second.len());
-    let apart = second.iter().map(|span| (span.start - hour).as_micros() % 250);
-    let mut apart: Vec<_> = apart.collect();
-    apart.sort_unstable();
-    apart.dedup_by_key(|micros| *micros / 2);
-    assert!(apart.len() > 5, "ops start at {apart:?} us of each 250");
+    let offsets = second.iter().map(|span| (span.start - hour).as_micros() % 250);
+    let mut offsets: Vec<_> = offsets.collect();
+    offsets.sort_unstable();
+    offsets.dedup_by_key(|micros| *micros / 2);
+    assert!(offsets.len() > 5, "ops start at {offsets:?} us of each 250");
 }
 
 #[test]

@@ -123,10 +123,10 @@ fn ten_adamw_steps_from_an_imported_model_are_those_of_pytorch_on_every_layout()
             }
         });
         outcome.unwrap();
-        let apart = losses.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-        println!("TP {tp} x DP {dp}: losses are at most {apart:.1e} apart");
+        let difference = losses.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        println!("TP {tp} x DP {dp}: losses are at most {difference:.1e} apart");
         assert_eq!(losses.len(), 10);
-        assert!(apart < 1e-5, "TP {tp} x DP {dp}: {apart:e}\n{losses:?}\n{want:?}");
+        assert!(difference < 1e-5, "TP {tp} x DP {dp}: {difference:e}\n{losses:?}\n{want:?}");
     }
 }
 

@@ -180,10 +180,10 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
                 param: &|name| fixture.get(&theirs(model, name)),
             };
             let PassResult { logits, loss, grads } = pass(&shape, layout.1, &given);
-            let apart = worst(&logits, fixture.get("logits"));
-            assert!(apart < 1e-5, "{model} {sets:?}: logits are {apart:e} apart");
-            let apart = (loss - fixture.get("loss")[0]).abs();
-            assert!(apart < 1e-6, "{model} {sets:?}: the loss is {apart:e} off");
+            let difference = worst(&logits, fixture.get("logits"));
+            assert!(difference < 1e-5, "{model} {sets:?}: logits are {difference:e} apart");
+            let difference = (loss - fixture.get("loss")[0]).abs();
+            assert!(difference < 1e-6, "{model} {sets:?}: the loss is {difference:e} off");
             let joined = |name: &str| name.contains("qkv_proj") || name.contains("gate_up_proj");
             let known = |name: &&String| name.starts_with("grad.") && !joined(name);
             let known = fixture.0.keys().filter(known).count();
@@ -191,8 +191,11 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
             for (name, grad) in &grads {
                 let want = fixture.get(&format!("grad.{}", theirs(model, name)));
                 let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-                let (apart, most) = (worst(grad, want), 5e-6 * size);
-                assert!(apart < most, "{model} {sets:?}: {name} is {apart:e} apart of {size:e}");
+                let (difference, most) = (worst(grad, want), 5e-6 * size);
+                assert!(
+                    difference < most,
+                    "{model} {sets:?}: {name} is {difference:e} apart of {size:e}"
+                );
             }
         }
     }
@@ -221,9 +224,9 @@ fn assert_steps(
         }
     });
     outcome.unwrap();
-    let (apart, of_norms) = (worst(&losses, want_losses), worst(&norms, want_norms));
-    println!("{run}: losses {apart:.1e}, norms {of_norms:.1e} apart");
-    assert!(apart < 2e-5 && of_norms < 2e-5, "{run}: {apart:e} {of_norms:e}");
+    let (difference, of_norms) = (worst(&losses, want_losses), worst(&norms, want_norms));
+    println!("{run}: losses {difference:.1e}, norms {of_norms:.1e} apart");
+    assert!(difference < 2e-5 && of_norms < 2e-5, "{run}: {difference:e} {of_norms:e}");
 }
 
 #[test]

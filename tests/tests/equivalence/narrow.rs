@@ -71,8 +71,8 @@ fn assert_gradients_are_differences(shape: &DecoderShape, what: &str) {
         };
         let difference = |i| (moved(i, STEP) - moved(i, -STEP)) / (2.0 * STEP);
         let wanted: Vec<f64> = (0..of_loss.len()).map(difference).collect();
-        let apart = worst(of_loss, &wanted);
-        assert!(apart < 2e-3, "{what}: {name} is {apart} off: {of_loss:?}, not {wanted:?}");
+        let error = worst(of_loss, &wanted);
+        assert!(error < 2e-3, "{what}: {name} is {error} off: {of_loss:?}, not {wanted:?}");
     }
 }
 
@@ -103,8 +103,8 @@ fn one_column_of_a_matrix_trains_as_many_do() {
             let what = format!("{sets:?} on {} ranks", cut.tp_size);
             assert!(worst(&many.logits, &one.logits) < 1e-5, "{what}");
             for (name, grad) in &one.grads {
-                let apart = worst(&many.grads[name], grad);
-                assert!(apart < 1e-5, "{what}: {name} is {apart} off");
+                let error = worst(&many.grads[name], grad);
+                assert!(error < 1e-5, "{what}: {name} is {error} off");
             }
         }
     }

@@ -85,19 +85,19 @@ fn logits_loss_and_every_gradient_are_those_of_pytorch_on_every_layout() {
     for layout in LAYOUTS {
         let given = PassInputs { tokens: &tokens, targets: &targets, starts: None, param };
         let PassResult { logits, loss, grads } = pass(&shape(layout), layout.1, &given);
-        let apart = worst(&logits, fixture.get("logits"));
-        assert!(apart < 1e-5, "{layout:?}: logits are {apart:e} apart");
-        let apart = (loss - fixture.get("loss_f64")[0]).abs();
-        assert!(apart < 1e-6, "{layout:?}: the loss is {apart:e} off");
+        let difference = worst(&logits, fixture.get("logits"));
+        assert!(difference < 1e-5, "{layout:?}: logits are {difference:e} apart");
+        let difference = (loss - fixture.get("loss_f64")[0]).abs();
+        assert!(difference < 1e-6, "{layout:?}: the loss is {difference:e} off");
         assert_eq!(grads.len(), params(&fixture).count());
         for (name, grad) in &grads {
             let want = fixture.get(&format!("grad.{name}"));
             // The tolerance follows the size of each tensor, so that a large tensor cannot hide a
             // wrong factor in a small tensor.
-            let (apart, tolerance) = (worst(grad, want), 5e-6 * largest(want));
+            let (difference, tolerance) = (worst(grad, want), 5e-6 * largest(want));
             assert!(
-                apart < tolerance,
-                "{layout:?}: {name} is {apart:e} apart, {tolerance:e} allowed"
+                difference < tolerance,
+                "{layout:?}: {name} is {difference:e} apart, {tolerance:e} allowed"
             );
         }
     }
@@ -207,9 +207,9 @@ fn ten_adamw_steps_are_those_of_pytorch_on_every_layout() {
                 want.drain(C..2 * C);
             }
             let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
-            let apart = norm(&mut got.iter().zip(&want).map(|(g, w)| g - w))
+            let difference = norm(&mut got.iter().zip(&want).map(|(g, w)| g - w))
                 / norm(&mut want.iter().copied());
-            assert!(apart < 1e-3, "{sets:?}: {name} is {apart:e} of its norm apart");
+            assert!(difference < 1e-3, "{sets:?}: {name} is {difference:e} of its norm apart");
         }
     }
 }

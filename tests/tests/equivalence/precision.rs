@@ -84,11 +84,12 @@ fn sixteen_bits_stay_near_fp32() {
         norm: 2.0 * a.norm,
         weights: 2.0 * a.weights,
     };
-    for (precision, apart) in [("precision=Fp16", twice(fp16)), ("precision=Bf16", twice(bf16))] {
+    for (precision, distance) in [("precision=Fp16", twice(fp16)), ("precision=Bf16", twice(bf16))]
+    {
         let sums =
             ["offload.transfer=Blocking", "offload.update=Serial", "loss_scale.initial=32.0"];
         let sets = with(&with(base, &sums), &[precision, "parallel.data=2"]);
-        reference.assert_near(&sets, apart);
+        reference.assert_near(&sets, distance);
     }
     if full() {
         // Adam divides small gradients by their size, with rounding errors. A large eps limits
@@ -111,15 +112,15 @@ fn sixteen_bits_stay_near_fp32() {
 fn fp8_stays_near_bf16_in_both_families_and_every_layout() {
     let sizes: &[&str] =
         &["model.hidden=64", "optimizer.kind=Sgd", "optimizer.lr=0.3", "batch.micro=1"];
-    let apart = RunDistance { loss: 4e-2, norm: 6e-2, weights: 2.5e-2 };
+    let distance = RunDistance { loss: 4e-2, norm: 6e-2, weights: 2.5e-2 };
     for family in ["model.family=Gpt2", "model.family=Llama"] {
         let base = with(sizes, &[family]);
         let reference = Reference::new(&with(&base, &["precision=Bf16"]));
         for layout in LAYOUTS {
-            reference.assert_near(&with(&with(&base, layout), &["precision=Fp8"]), apart);
+            reference.assert_near(&with(&with(&base, layout), &["precision=Fp8"]), distance);
         }
         let fp32_sums = ["precision=Fp8", "parallel.reduce_fp32=true", "parallel.tensor=2"];
-        reference.assert_near(&with(&base, &fp32_sums), apart);
+        reference.assert_near(&with(&base, &fp32_sums), distance);
     }
 }
 

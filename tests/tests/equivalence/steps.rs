@@ -37,8 +37,8 @@ fn the_reported_norm_is_that_of_the_gradient() {
         let (ran, after) = tiny_with_weights(&sets);
         let norm = distance(&after, &initial_weights(&sets));
         // Parameters up to 1 hold a gradient with an error of 6e-8.
-        let apart = relative(norm, ran.steps[0].grad_norm);
-        assert!(norm > 1.0 && apart < 2e-6, "{layout:?}: {norm} {apart}");
+        let difference = relative(norm, ran.steps[0].grad_norm);
+        assert!(norm > 1.0 && difference < 2e-6, "{layout:?}: {norm} {difference}");
     }
 }
 

@@ -108,17 +108,17 @@ fn adam_copies_gathers_and_the_next_forward_run_at_once_and_under_serial_never()
 fn no_tensor_parallel_op_stands_behind_a_gather_that_waits_for_adam() {
     let (config, one) =
         described("dgx2-70b.ron", "batch.global=16", &["offload.update=Overlapped"]);
-    let apart = Hardware { one_communication_stream: false, ..one.clone() };
-    let [together, apart] = [one, apart].map(|hardware| on(&config, &hardware));
-    assert!(together.shares_communication() && !apart.shares_communication());
-    let (overtook, ops) = overtaking(&apart);
+    let separate = Hardware { one_communication_stream: false, ..one.clone() };
+    let [together, separate] = [one, separate].map(|hardware| on(&config, &hardware));
+    assert!(together.shares_communication() && !separate.shares_communication());
+    let (overtook, ops) = overtaking(&separate);
     assert!(overtook > 0, "of {ops} beside the update");
     // The lane of the gathers is idle most of the time: its queue would block, not its work.
-    assert!(occupancy(&apart, DpComm) < 0.1, "{}", occupancy(&apart, DpComm));
+    assert!(occupancy(&separate, DpComm) < 0.1, "{}", occupancy(&separate, DpComm));
     let (overtook, ops) = overtaking(&together);
     assert_eq!(overtook, 0, "of {ops}: one stream has one order");
-    let [together, apart] = [together, apart].map(|timeline| timeline.step_seconds());
-    assert!(together > apart && together < 1.1 * apart, "{together} and {apart}");
+    let [together, separate] = [together, separate].map(|timeline| timeline.step_seconds());
+    assert!(together > separate && together < 1.1 * separate, "{together} and {separate}");
 }
 
 /// Numbers of tensor-parallel ops during the update: of ops that end before the start of an earlier

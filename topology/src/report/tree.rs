@@ -20,11 +20,11 @@ pub fn tree(shown: &ReportSubject<'_>) -> String {
         );
         roots(&mut out, shown, Some(node.id));
     }
-    let mut apart = String::new();
-    roots(&mut apart, shown, None);
-    if !apart.is_empty() {
+    let mut separate = String::new();
+    roots(&mut separate, shown, None);
+    if !separate.is_empty() {
         out += "node unknown\n";
-        out += &apart;
+        out += &separate;
     }
     out
 }

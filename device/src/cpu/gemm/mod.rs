@@ -128,13 +128,13 @@ impl<'a> Matrix<'a> {
     /// Whether the matrix, as a left operand, needs no packing. f32 elements need packing only if
     /// they are so far apart that the first-level cache holds few of them.
     fn is_read_in_place(&self) -> bool {
-        let apart = match (self.row_stride, self.col_stride) {
+        let is_spread = match (self.row_stride, self.col_stride) {
             (stride, 1) => !stride.is_multiple_of(SAME_SET),
             // Each of hundreds of steps of k is some cache lines after the previous step.
             (1, stride) => stride < SAME_SET && !stride.is_multiple_of(SAME_SET / 4),
             _ => false,
         };
-        apart && matches!(self.data, View::F32(_))
+        is_spread && matches!(self.data, View::F32(_))
     }
 
     /// Whether the matrix, as a left operand, stores its columns contiguously.

@@ -329,9 +329,9 @@ impl<'a> Panel<'a, '_> {
         let Task { product, k, a, b, .. } = self.task;
         let few = *product == 0 && self.rows.len() < PANEL_ROWS && *k > 0;
         let whole = b.col_stride == 1 && cols.is_multiple_of(lanes);
-        let apart = !b.row_stride.is_multiple_of(SAME_SET / 4);
+        let is_spread = !b.row_stride.is_multiple_of(SAME_SET / 4);
         match b.data {
-            View::F32(data) if few && whole && apart && a.is_along_m() => {
+            View::F32(data) if few && whole && is_spread && a.is_along_m() => {
                 Some((data, b.row_stride))
             }
             _ => None,

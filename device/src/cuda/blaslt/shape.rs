@@ -57,8 +57,8 @@ impl MatmulShape {
 impl fmt::Display for Operand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { dtype, rows, cols, transposed, align } = self;
-        let turned = if *transposed { "t" } else { "" };
-        write!(f, "{dtype:?} {rows}x{cols}{turned} {align}")
+        let suffix = if *transposed { "t" } else { "" };
+        write!(f, "{dtype:?} {rows}x{cols}{suffix} {align}")
     }
 }
 

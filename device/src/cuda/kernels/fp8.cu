@@ -71,11 +71,11 @@ struct OfE5m2 : Format<2, 15, 0x7b> {
 enum { TILE_ROWS = 128, TILE_COLUMNS = 64, PATCH = 4 };
 
 // Four rows of one column in a word; the rows are padded against bank conflicts.
-typedef u32 Turned[TILE_COLUMNS][TILE_ROWS / PATCH + 1];
+typedef u32 TransposedTile[TILE_COLUMNS][TILE_ROWS / PATCH + 1];
 
 // Rounds this thread's patch of x (rows, cols) into y, if there is one, and into the tile.
 template <class F>
-INLINE void round_patch(const void* x, u32 type, u32* y, i64 at, i64 cols, float inverse, Turned& tile) {
+INLINE void round_patch(const void* x, u32 type, u32* y, i64 at, i64 cols, float inverse, TransposedTile& tile) {
   Raw raw[PATCH];
 #pragma unroll
   for (int i = 0; i < PATCH; i++) raw[i] = fetch8(x, type, at + i * cols, 8);
@@ -102,13 +102,13 @@ INLINE void round_patch(const void* x, u32 type, u32* y, i64 at, i64 cols, float
   }
 }
 
-// scale = that of the largest of `maxima`; y (rows, cols) = x / scale; turned (cols, rows) the same
-// transposed. y or turned may be null. Rows and columns are multiples of 16. One block of 256
+// scale = that of the largest of `maxima`; y (rows, cols) = x / scale; transposed (cols, rows) = the
+// transpose of y. y or transposed may be null. Rows and columns are multiples of 16. One block of 256
 // threads per tile, as many as there are maxima.
-KERNEL(256) quantize(const void* x, const float* maxima, void* y, void* turned, float* scale, u32 types, i64 rows,
-                     i64 cols, float limit) {
+KERNEL(256) quantize(const void* x, const float* maxima, void* y, void* transposed, float* scale, u32 types,
+                     i64 rows, i64 cols, float limit) {
   __shared__ float shared[32];
-  __shared__ Turned tile;
+  __shared__ TransposedTile tile;
   float factor = scale_of(block_combine(maxima[threadIdx.x], shared, largest), limit), inverse = 1.0f / factor;
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *scale = factor;
   i64 first_row = (i64)blockIdx.y * TILE_ROWS, first_column = (i64)blockIdx.x * TILE_COLUMNS;
@@ -120,13 +120,14 @@ KERNEL(256) quantize(const void* x, const float* maxima, void* y, void* turned, 
     if (type_of(types, 1) == E4M3) round_patch<OfE4m3>(x, type, (u32*)y, at, cols, inverse, tile);
     else round_patch<OfE5m2>(x, type, (u32*)y, at, cols, inverse, tile);
   }
-  if (!turned) return;
+  if (!transposed) return;
   __syncthreads();
   row = first_row + threadIdx.x % 8 * 16;
   for (u32 own = threadIdx.x / 8; own < TILE_COLUMNS; own += 32) {
     column = first_column + own;
     if (row >= rows || column >= cols) continue;
     const u32* words = &tile[own][threadIdx.x % 8 * 4];
-    *(uint4*)((unsigned char*)turned + column * rows + row) = make_uint4(words[0], words[1], words[2], words[3]);
+    *(uint4*)((unsigned char*)transposed + column * rows + row) =
+        make_uint4(words[0], words[1], words[2], words[3]);
   }
 }

@@ -1,7 +1,8 @@
-//! Measures the update on the host alone, with the tasks of a run. The update alternates with a loop
-//! that loads and stores the same bytes without arithmetic, and with other states and instructions. The
-//! loop is the fastest one over vector widths, kinds of stores and prefetch distances.
-//! Other load on the machine therefore affects all of them equally.
+//! Measures the update on the host alone, with the tasks of a run. The update alternates with a
+//! loop that loads and stores the same bytes without arithmetic, and with other states and
+//! instructions. The loop is the fastest of several with different vector widths, kinds of stores
+//! and prefetch distances. Because the measurements take turns, other load on the machine affects
+//! all of them equally.
 
 use super::node_memory::Node;
 use super::triad::Triad;
@@ -127,10 +128,10 @@ struct BenchTile {
     traffic: TileTraffic,
 }
 
-/// The tile of a traffic.
+/// The tile of a kind of update, for its traffic without arithmetic.
 enum TileTraffic {
     InPlace(Box<AdamTile>),
-    /// A speculative update has one loop: it copies past the caches.
+    /// A speculative update has only one loop, which copies past the caches.
     OutOfPlace(Box<SpeculativeTile>),
 }
 

@@ -86,7 +86,8 @@ impl Divisible for Arrays<'_> {
     }
 }
 
-/// A NUMA node. The default stands for a machine that cannot be examined, or for memory anywhere.
+/// A NUMA node. The default value means any node: for a machine that cannot be examined, or for
+/// memory on no certain node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Node {
     /// Linux's number of the node.

@@ -69,7 +69,7 @@ pub(super) fn run(args: &BoxesArgs) -> Result<(), CommandError> {
     }
 }
 
-/// Writes a box to fill in. A box may have been edited, so no file is replaced.
+/// Writes a box to fill in. Users edit boxes, so onebox replaces no file.
 fn write_new(path: &Path) -> Result<(), CommandError> {
     let written = create_new(path).and_then(|mut file| file.write_all(new_box().as_bytes()));
     let shown = path.shown();

@@ -126,7 +126,7 @@ fn cuda(probe: &Probe) -> Vec<Finding> {
     for (name, why, remedy) in probe.unfit_libraries() {
         findings.push(Finding::new(Verdict::Fail, name, why).remedy(remedy));
     }
-    for (name, why, remedy) in probe.unfit_wheels() {
+    for (name, why, remedy) in probe.unfit_optional_libraries() {
         findings.push(Finding::new(Verdict::Warn, name, why).remedy(remedy));
     }
     if let Some(few) = few_queues().filter(|_| !probe.gpus.is_empty()) {
@@ -173,6 +173,10 @@ fn library(library: &LibraryInfo) -> Finding {
     match version {
         Ok(version) => {
             let mut text = version.clone();
+            // The versions of the required libraries are those of CUDA.
+            if let Some(cuda) = library.built_for().filter(|_| !required) {
+                text += &format!(" for CUDA {cuda}");
+            }
             if let Some(LibraryFile { path, place }) = file {
                 text += &format!(", {} ({place})", path.shown());
             }
@@ -251,7 +255,8 @@ fn cache() -> Option<Finding> {
     Some(finding.remedy("to empty it: onebox data cache --clear; runs make again what they need"))
 }
 
-/// Reports the memlock limit. Drivers pin memory themselves; some containers count it anyway.
+/// Reports the memlock limit. The limit does not hold for memory that drivers pin; some containers
+/// count this memory anyway.
 fn memlock(probe: &Probe) -> Finding {
     match getrlimit(Resource::Memlock).current {
         None => Finding::new(Verdict::Ok, "memlock", "unlimited"),

@@ -22,7 +22,8 @@ pub(super) mod code {
     pub(crate) const CHECKPOINT: u8 = 82;
     /// The run ended in order, but its last checkpoint is not saved.
     pub(crate) const NOT_SAVED: u8 = 83;
-    /// A second Ctrl-C ended the process, or the first one of a conversation through pipes.
+    /// A second Ctrl-C ended the process. `generate --json` and a conversation through pipes end
+    /// with this code after the first one.
     pub(crate) const ABORTED: u8 = 130;
 }
 
@@ -45,8 +46,8 @@ Exit codes:
   81   not enough GPU memory
   82   no intact checkpoint
   83   the run has ended, and the checkpoint of its end is not saved
-  130  interrupted twice, quit at once; generate --chat through pipes:
-       interrupted
+  130  interrupted twice, quit at once; generate --json, and --chat through
+       pipes: interrupted
   134  aborted, as when the machine gives no memory for something small";
 
 /// Error of a command: its exit code and its message.

@@ -4,6 +4,7 @@ mod conversation;
 mod turns;
 
 use super::checkpoint::{ChoiceArgs, run_of};
+use super::signals::Interrupt;
 use super::{CommandError, Failable, code, data, print, say, seen, text_for_config};
 use crate::generate::{
     ComputeDevice, End, GenerateError, ModelSource, Piece, Sampling, StopCondition, WeightSource,
@@ -19,7 +20,7 @@ use files::input;
 use files::names::{CONFIG, KEPT, TOKENIZER, WEIGHTS};
 use files::path_text::ShownPath;
 use layout::LocalMachine;
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use topology::format_bytes;
 
@@ -75,7 +76,8 @@ pub(super) struct GenerateArgs {
     /// End a text before TEXT. The end tokens of the model's folder always end a text
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop: Vec<String>,
-    /// Print a JSON object for each prompt, in the order of the prompts, when all are done
+    /// Print a JSON object for each prompt, in the order of the prompts, when all are done or Ctrl-C
+    /// has stopped them
     #[arg(long)]
     json: bool,
     /// Seed of the drawing; the same seed draws the same text
@@ -315,13 +317,33 @@ fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<
     let (prompts, sampling) = (texts_of(args, config, from, &asked)?, sampling(args, from)?);
     let all = vec![TextProgress::default(); prompts.len()];
     let mut texts = Texts { all, shown: !args.json, at: (0, 0), unseen: None };
-    let mut emit = |i: usize, piece: Piece<'_>| texts.take(i, piece);
-    generate(config, &model, &prompts, &sampling, &mut emit)?;
+    let mut interrupt: Option<io::Result<Interrupt>> = None;
+    let mut emit = |i: usize, piece: Piece<'_>| {
+        let goes_on = texts.take(i, piece);
+        // Without --json, a Ctrl-C ends the process, which has printed the text so far.
+        goes_on && (!args.json || !is_interrupted(interrupt.get_or_insert_with(Interrupt::hear)))
+    };
+    let drawn = generate(config, &model, &prompts, &sampling, &mut emit)?;
     texts.unseen.map_or(Ok(()), Err)?;
-    for (prompt, text) in asked.iter().zip(&texts.all).filter(|_| args.json) {
-        print_text(prompt, text)?;
+    if let Some(Err(error)) = interrupt {
+        return Err(CommandError::new(code::INTERNAL, error));
     }
-    Ok(())
+    if !args.json {
+        return Ok(());
+    }
+    let mut is_complete = true;
+    for ((prompt, mut text), tokens) in asked.iter().zip(texts.all).zip(drawn) {
+        if text.end.is_none() {
+            (text.tokens, is_complete) = (tokens, false);
+        }
+        print_text(prompt, &text)?;
+    }
+    if is_complete { Ok(()) } else { Err(CommandError::silent(code::ABORTED)) }
+}
+
+/// Whether the texts end now: a Ctrl-C came, or nothing can listen for one.
+fn is_interrupted(heard: &io::Result<Interrupt>) -> bool {
+    heard.as_ref().map_or(true, Interrupt::came)
 }
 
 /// Settings of sampling in the arguments.

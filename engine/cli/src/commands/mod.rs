@@ -220,8 +220,8 @@ impl SimdArg {
     }
 }
 
-/// The error about an option `--config`, with the right tip: clap proposes `-- --config`, which is a
-/// file of this name.
+/// The error about an option `--config`, with a correct tip. The tip of clap is `-- --config`,
+/// which means a file of this name.
 fn without_option(mut error: clap::Error) -> clap::Error {
     let option = ContextValue::String("--config".to_owned());
     if error.get(ContextKind::InvalidArg) == Some(&option) {

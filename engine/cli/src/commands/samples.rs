@@ -160,7 +160,7 @@ pub(super) fn run(args: &SamplesArgs, machine: &LocalMachine) -> Result<(), Comm
     print(&out)
 }
 
-/// Style of the tokens of a document.
+/// How the tokens of a document are printed.
 #[derive(Clone, Copy)]
 struct TextStyle {
     /// Whether tokens without a tokenizer are bytes of text, not numbers.

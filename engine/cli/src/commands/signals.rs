@@ -54,6 +54,40 @@ impl StartupNotice {
     }
 }
 
+/// Ctrl-C during a command that writes its results at its end.
+pub(super) struct Interrupt {
+    came: Arc<AtomicBool>,
+}
+
+impl Interrupt {
+    /// Handles Ctrl-C from now on: the first one no longer ends the process, a second one a second
+    /// or more later does. A Ctrl-C that is already ignored stays ignored.
+    pub(super) fn hear() -> io::Result<Self> {
+        let interrupt = Self { came: Arc::default() };
+        if is_ignored(SIGINT) {
+            return Ok(interrupt);
+        }
+        let (mut heard, came) = (Heard::new([SIGINT])?, Arc::clone(&interrupt.came));
+        let hear = move || {
+            let mut interrupted = None;
+            for signal in heard.forever() {
+                if counts_twice(signal, &mut interrupted, Instant::now()) {
+                    stderr::leave();
+                    signal_hook::low_level::exit(i32::from(code::ABORTED));
+                }
+                came.store(true, Ordering::SeqCst);
+            }
+        };
+        std::thread::Builder::new().name("signals".into()).spawn(hear)?;
+        Ok(interrupt)
+    }
+
+    /// Whether a Ctrl-C came.
+    pub(super) fn came(&self) -> bool {
+        self.came.load(Ordering::SeqCst)
+    }
+}
+
 /// Handles signals from now on. Signals that are already ignored, as under `nohup`, stay ignored.
 pub(super) fn hear() -> Signals {
     let (stop, stopping) = (Arc::default(), Arc::default());

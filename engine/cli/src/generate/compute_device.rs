@@ -30,7 +30,8 @@ fn world() -> Arc<Communicator> {
     Communicator::new(1, 1, Duration::from_secs(60))
 }
 
-/// Opens a device with the memory of `plan`, or refuses with the bytes that are needed and free.
+/// Opens a device with the memory of `plan`. The refusal names the bytes that are needed and those
+/// that are free.
 pub(super) fn open_on_cores(
     plan: Plan,
     shape: &DecoderShape,
@@ -93,8 +94,8 @@ pub(super) fn open_on_gpu(
 fn refusal(plan: &Plan, dtype: Dtype, gpu: usize, needed: u64, budget: &MemoryBudget) -> String {
     let mut pools = plan.pools(Arena::Device);
     pools.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    let behind = needed - pools.iter().map(|(_, bytes)| bytes).sum::<u64>();
-    pools.push(("workspace of products", behind));
+    let products = needed - pools.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    pools.push(("workspace of products", products));
     let line =
         |(name, bytes): &(&'static str, u64)| format!("\n  {:>12}  {name}", format_bytes(*bytes));
     let overhead: u64 = budget.overheads.iter().map(|(_, bytes)| bytes).sum();

@@ -232,8 +232,12 @@ pub(super) mod tests {
                 let (got, want) = (next(&mut grown), next(&mut whole));
                 assert_eq!(grown.cached[0], if end <= room { end } else { 0 });
                 let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-                let apart = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
-                assert!(apart < 2e-6 * size, "{name}: {apart:e} of {size:e} behind {end} tokens");
+                let difference =
+                    got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
+                assert!(
+                    difference < 2e-6 * size,
+                    "{name}: {difference:e} of {size:e} behind {end} tokens"
+                );
             }
         }
     }
@@ -253,8 +257,12 @@ pub(super) mod tests {
                 };
                 let (got, want) = (next(&mut kept), next(&mut whole));
                 let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-                let apart = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
-                assert!(apart < 2e-6 * size, "{name}: {apart:e} of {size:e} behind {alike} tokens");
+                let difference =
+                    got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
+                assert!(
+                    difference < 2e-6 * size,
+                    "{name}: {difference:e} of {size:e} behind {alike} tokens"
+                );
             }
         }
     }

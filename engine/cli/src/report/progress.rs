@@ -16,7 +16,8 @@ const FIRST_STEPS: u64 = 3;
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Number of plain lines of a run, at most, unless they would be more than 100 steps apart.
 const LINES: u64 = 200;
-/// Steps between plain lines, from which the first is taken that gives few lines.
+/// Possible numbers of steps between plain lines. The first number that gives few enough lines is
+/// used.
 const DISTANCES: [u64; 6] = [1, 2, 5, 10, 20, 50];
 /// Steps between the plain lines of a long run.
 const FARTHEST: u64 = 100;
@@ -73,7 +74,7 @@ fn fitted(line: &StepLine, width: usize) -> String {
     text.unwrap_or_else(|| cut(&up_to(0), width))
 }
 
-/// Rank of the fields that are left out first if there is no room for all.
+/// Rank of the fields that a line leaves out first, if it has no room for all fields.
 const LAST: u8 = 10;
 
 /// Fields in their order, each with its rank.

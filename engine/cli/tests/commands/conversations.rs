@@ -1,4 +1,5 @@
-//! `onebox generate --chat` without a prompt: a conversation through pipes and at a terminal.
+//! `onebox generate --chat` without a prompt: a conversation through pipes and at a terminal. Also a
+//! Ctrl-C during other texts.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
@@ -336,6 +337,34 @@ fn a_ctrl_c_ends_a_conversation_through_pipes_after_the_answer_so_far() {
     piped.wait_until_ready();
     piped.interrupt();
     assert_eq!(piped.end(), (Some(130), String::new()));
+}
+
+/// The model computes sixteen prompts together. The last prompt has not begun.
+#[test]
+fn a_ctrl_c_ends_texts_in_json_with_an_object_for_each_prompt() {
+    let folder = Folder::new();
+    patient(&folder);
+    let mut args = vec!["generate", "long", "--json", "--temperature", "0", "--tokens", "20000"];
+    args.extend(["--prompt", "the box"].repeat(17));
+    let piped = PipedConversation::of(folder.command(&args));
+    piped.wait_until_ready();
+    let before = piped.computed();
+    piped.wait_for("the computation of texts", |it| it.computed() > before + 5);
+    piped.interrupt();
+    let (code, out) = piped.end();
+    let texts: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((code, texts.len()), (Some(130), 17), "{out}");
+    let count = |text: &Value| text["tokens"].as_array().unwrap().len();
+    for (i, text) in texts.iter().enumerate() {
+        assert_eq!((&text["prompt"], &text["end"]), (&"the box".into(), &"interrupted".into()));
+        assert_eq!(count(text) > 0, i < 16, "{text}");
+        assert_eq!(text["text"].as_str().unwrap().is_empty(), i == 16, "{text}");
+    }
+    // The tokens are the first ones of the whole text.
+    let first = count(&texts[0]).to_string();
+    let alone = [&args[..6], &[&first[..], "--prompt", "the box"]].concat();
+    let alone: Value = serde_json::from_str(&folder.onebox(&alone).ok().stdout).unwrap();
+    assert_eq!(alone["tokens"], texts[0]["tokens"]);
 }
 
 #[test]

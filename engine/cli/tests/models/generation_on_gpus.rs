@@ -53,7 +53,7 @@ fn a_text_from_a_gpu_has_the_tokens_of_the_cores() {
 }
 
 /// Largest difference of two rows of logits, relative to the largest value of the first row.
-fn apart(folder: &Folder, model: &str, prompt: &str, sets: &[&str]) -> f64 {
+fn largest_difference(folder: &Folder, model: &str, prompt: &str, sets: &[&str]) -> f64 {
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let of = |done: CommandOutput| -> Vec<f64> {
         let output: Value = serde_json::from_str(&done.ok().stdout).unwrap();
@@ -72,7 +72,7 @@ fn logits_from_a_gpu_differ_by_the_rounding_of_their_type() {
     let folder = Folder::new();
     for name in FOLDERS {
         let model = fixture(name);
-        let of = |sets: &[&str]| apart(&folder, &model, "5 4 3 2 1 0 9", sets);
+        let of = |sets: &[&str]| largest_difference(&folder, &model, "5 4 3 2 1 0 9", sets);
         let (exact, half) = (of(&["device=Cuda"]), of(&["device=Cuda", "precision=Bf16"]));
         assert!(exact < 2e-6, "{name}: {exact:e}");
         assert!(half > 1e-5 && half < 5e-2, "{name}: {half:e}");

@@ -148,8 +148,8 @@ fn diff_tells_what_the_configs_and_the_bits_say() {
     assert_eq!(json.code, 1);
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!((&json["equal"], &json["a"]["step"]), (&false.into(), &2.into()));
-    let apart = json["tensors"][0]["master"]["max_abs"].as_f64().unwrap();
-    assert!((1e-6..0.1).contains(&apart), "{apart}");
+    let difference = json["tensors"][0]["master"]["max_abs"].as_f64().unwrap();
+    assert!((1e-6..0.1).contains(&difference), "{difference}");
     trained(&folder, "wide", &["model.hidden=64"]);
     let wide = folder.onebox(&["checkpoint", "diff", "run", "wide"]);
     assert_eq!(wide.code, 1);

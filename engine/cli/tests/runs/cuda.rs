@@ -108,7 +108,7 @@ fn libraries_are_found_without_the_library_path() {
     ];
     let said = doctor(&program, driver);
     says(&said, &texts);
-    // A wheel of NCCL does not tell its CUDA version, but for the name of its package.
+    // The name of a wheel's package has the CUDA version.
     assert!(!said.contains("of a wheel for CUDA"), "{said}");
     let remedy = "pip uninstall nvidia-nccl-cu13, then pip install nvidia-nccl-cu12".to_owned();
     let late = "is of a wheel for CUDA 13, and the driver is for CUDA 12".to_owned();
@@ -121,6 +121,26 @@ fn libraries_are_found_without_the_library_path() {
     let [first, second] =
         ["libnvrtc.so.12", "libcublasLt.so.12"].map(|name| from(&toolkit.join(name), "CUDA_HOME"));
     says(&doctor(built, driver), &[first, second.clone()]);
+    // Libraries of no wheel say for which CUDA they were built: NCCL in its file.
+    let library = fs::read(fake_cuda::library_folder().join("libnccl.so.2")).unwrap();
+    let text = b"NCCL version 2.24.3+cuda12.9";
+    let at = library.windows(text.len()).position(|bytes| bytes == text).unwrap();
+    let later = [&library[..at], b"NCCL version 2.24.3+cuda13.0", &library[at + text.len()..]];
+    fs::write(toolkit.join("libnccl.so.2"), later.concat()).unwrap();
+    libraries(&folder, "cuda/lib64", &["libcudnn.so.9"]);
+    let said = doctor_of(built, driver, &[("FAKECUDA_CUDNN_CUDART", "13010")]);
+    let of_toolkit = |version: &str, name: &str| {
+        format!("{version} for CUDA 13{}", from(&toolkit.join(name), "CUDA_HOME"))
+    };
+    let fitting = [of_toolkit("2.24.3", "libnccl.so.2"), of_toolkit("9.19.0", "libcudnn.so.9")];
+    says(&said, &fitting);
+    assert!(!said.contains("built for"), "{said}");
+    let variables = [("FAKECUDA_CUDNN_CUDART", "13010"), ("FAKECUDA_DRIVER", "12040")];
+    let said = doctor_of(built, driver, &variables);
+    let unfit = ["2.24.3", "9.19.0"]
+        .map(|version| format!("{version} is built for CUDA 13, and the driver is for CUDA 12"));
+    says(&said, &unfit);
+    says(&said, &["NCCL", "cuDNN"].map(|name| format!("put {name} for CUDA 12 in its place")));
     // The user's own path precedes both. A file that does not load is passed over.
     let own_path = libraries(&folder, "own", &["libnvrtc.so.12"]);
     fs::write(own_path.join("libcublasLt.so.12"), "no library").unwrap();
@@ -213,9 +233,9 @@ fn a_run_on_gpus_writes_what_one_on_virtual_gpus_writes() {
     let (gpu, cpu) = (folder.metrics("run"), folder.metrics("cpu"));
     assert_eq!(gpu.len(), cpu.len());
     for (gpu, cpu) in gpu.iter().zip(&cpu).filter(|(_, cpu)| cpu["loss"].is_number()) {
-        let apart = gpu["loss"].as_f64().unwrap() - cpu["loss"].as_f64().unwrap();
+        let difference = gpu["loss"].as_f64().unwrap() - cpu["loss"].as_f64().unwrap();
         // The limit for bf16 is that of the equivalence matrix.
-        assert!(apart.abs() < 3e-3, "{gpu} {cpu}");
+        assert!(difference.abs() < 3e-3, "{gpu} {cpu}");
     }
     assert!(folder.path("run/weights.safetensors").exists());
     // A run from other GPUs than those of this machine can still be read.
@@ -265,8 +285,8 @@ fn what_a_gpu_needs_and_has_not_is_named() {
     train(&[("FAKECUDA_DEVICES", "0")]).refused(78, &["Cuda", "GPU"]);
     train(&[("FAKECUDA_FAIL", "compile:2")]).refused(76, &["kernels"]);
     train(&[("FAKECUDA_FAIL", "hostalloc:1@1")]).refused(76, &["rank 1", "pinning host memory"]);
-    let apart = train(&[("FAKECUDA_PEER", "0"), ("FAKECUDA_DEVICES", "3")]);
-    apart.refused(76, &["cannot read the memory of GPU", "without NCCL"]);
+    let without_nccl = train(&[("FAKECUDA_PEER", "0"), ("FAKECUDA_DEVICES", "3")]);
+    without_nccl.refused(76, &["cannot read the memory of GPU", "without NCCL"]);
 }
 
 #[test]

@@ -56,10 +56,10 @@ struct Row {
     names: &'static str,
     /// Key of onebox; empty if onebox lacks it.
     key: &'static str,
-    /// Their values with the values here: `true>Block false>None`.
+    /// Values of the other tool with those of onebox: `true>Block false>None`.
     values: &'static str,
     sentence: &'static str,
-    /// Remedy if their value is not valid for the key of onebox.
+    /// Remedy if the other tool's value is not valid for the key of onebox.
     refused: &'static str,
 }
 
@@ -81,12 +81,12 @@ impl Row {
         Some(Self { key, values: values.trim_matches(['{', '}']), ..row })
     }
 
-    /// Their values with the values here.
+    /// Values of the other tool, each with the value of onebox.
     fn pairs(self) -> impl Iterator<Item = (&'static str, &'static str)> {
         self.values.split(' ').filter_map(|pair| pair.split_once('>'))
     }
 
-    /// Value here for their value `text`, if the table has it.
+    /// Value of onebox for the other tool's value `text`, if the table has it.
     fn converted(self, text: &str) -> Option<&'static str> {
         let theirs = normalized(text.trim_matches('"'));
         self.pairs().find(|(name, _)| *name == theirs).map(|(_, ours)| ours)

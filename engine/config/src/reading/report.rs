@@ -180,8 +180,8 @@ fn render_problem(
     writeln!(out, "{pad} = help: {}", sentence(&problem.help))
 }
 
-/// Writes the lines of all spots. The source of the first spot leads, with its lines in order; then
-/// the other sources follow.
+/// Writes the lines of all spots. First come the lines of the first spot's source, in order, then
+/// those of the other sources.
 fn render_spots(
     out: &mut fmt::Formatter<'_>,
     spots: &mut [(Span, &str)],

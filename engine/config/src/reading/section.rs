@@ -97,7 +97,8 @@ struct Group<'n> {
     fields: &'n [Field],
     /// Place that the error of a missing key shows.
     at: Span,
-    /// Whether this group is already reported. Its keys are then bad without further errors.
+    /// Whether this group is already reported. Then its keys count as invalid, and no further error
+    /// is reported.
     broken: bool,
 }
 

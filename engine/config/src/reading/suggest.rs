@@ -7,7 +7,7 @@ use super::words::ticked;
 /// Key that every config has.
 const OF_A_CONFIG: &str = "train.steps";
 
-/// Names of values in other trainers, in lower case, and the values that they may be here.
+/// Names of values in other trainers, in lower case, and the values of onebox that they may mean.
 const VALUE_ALIASES: [(&str, &[&str]); 20] = [
     ("adam", &["AdamW"]),
     ("adamw_hf", &["AdamW"]),

@@ -1,7 +1,7 @@
 //! Answers to values of other trainers, and lists of names in words.
 
-/// Values in other trainers that have no equal here: names in lower case, a name that the values
-/// here have, and the answer.
+/// Values of other trainers that onebox lacks: names in lower case, one name among the values of
+/// the key of onebox, and the answer.
 const VALUE_ANSWERS: [ValueAnswer; 4] = [
     ValueAnswer {
         names: &[
@@ -85,7 +85,8 @@ struct ValueAnswer {
     answer: &'static str,
 }
 
-/// Answer to the value `typed` of another trainer, given the names of the values here.
+/// Answer to the value `typed` of another trainer. `names` are the names of the key's values in
+/// onebox.
 pub(crate) fn value_answer<'a>(
     typed: &str,
     names: impl IntoIterator<Item = &'a str>,

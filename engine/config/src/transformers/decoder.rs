@@ -229,7 +229,8 @@ fn fixed_parts(keys: &mut Keys, class: ModelClass) {
     keys.fixed("tie_encoder_decoder", &[json!(false)], "there is no encoder here");
 }
 
-/// Whether the projections to q, k and v have biases, and whether the one back from the heads has.
+/// Whether the projections to q, k and v have biases, and whether the output projection of
+/// attention has one.
 fn biases(keys: &mut Keys, class: ModelClass) -> (bool, bool) {
     match class {
         ModelClass::SeedOss => {

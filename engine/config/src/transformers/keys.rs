@@ -15,7 +15,8 @@ pub(super) const FACTORS: RangeInclusive<f64> = 0.01..=1e6;
 /// Keys with the ids of special tokens.
 pub const SPECIAL: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 
-/// Whether the value of such a key is a token of `vocab`, or a list of tokens.
+/// Whether the value of one of these keys is a token of a vocabulary of `vocab` tokens, or a list
+/// of tokens.
 fn is_special(value: &Value, vocab: usize) -> bool {
     match value {
         Value::Array(ids) => ids.iter().all(|id| !id.is_array() && is_special(id, vocab)),
@@ -27,7 +28,7 @@ fn is_special(value: &Value, vocab: usize) -> bool {
 pub(super) struct Keys {
     pub(super) found: BTreeMap<String, Value>,
     pub(super) wrong: Vec<String>,
-    /// Keys that were read.
+    /// Keys that onebox has read; it refuses the others if they may matter.
     pub(super) read_keys: Vec<&'static str>,
 }
 
@@ -39,7 +40,7 @@ pub(super) struct Number {
 }
 
 impl Keys {
-    /// Keys of which none is read yet.
+    /// The keys of a file; none is read yet.
     pub(super) const fn of(found: BTreeMap<String, Value>) -> Self {
         Self { found, wrong: Vec::new(), read_keys: Vec::new() }
     }

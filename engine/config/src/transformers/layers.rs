@@ -143,8 +143,8 @@ fn unrotated(keys: &mut Keys, layers: usize) -> Vec<char> {
     }
 }
 
-/// The kinds that `layer_types` names, or those of the class if the key is missing. Classes that do
-/// not read the key must have the same kinds by themselves.
+/// The kinds that `layer_types` names, or those of the class if the key is missing. If transformers
+/// does not read the key for a class, the key must name the kinds of the class.
 fn named(keys: &mut Keys, class: ModelClass, of_class: Vec<char>) -> Vec<char> {
     let Some(types) = keys.get("layer_types") else { return of_class };
     let letter = |value: &Value| match value.as_str() {

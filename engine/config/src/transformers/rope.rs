@@ -8,7 +8,7 @@ use files::foreign_text::foreign;
 use files::json::shown;
 use serde_json::{Map, Value, json};
 
-/// Facts of a model that its rotary positions depend on.
+/// Facts of a model that decide its rotary positions.
 #[derive(Clone, Copy)]
 pub(super) struct RopeContext {
     pub(super) class: ModelClass,
@@ -253,7 +253,7 @@ struct OuterValue<'a> {
     value: Option<&'a Value>,
 }
 
-/// Share of the elements of a head that turn.
+/// Share of a head's elements that are rotated.
 fn rotated_share(inner: &mut Keys, share: Option<Value>, class: ModelClass) -> f32 {
     let Some(value) = share else { return 1.0 };
     let number = value.as_f64().unwrap_or(f64::NAN);
@@ -274,7 +274,7 @@ fn rotated_share(inner: &mut Keys, share: Option<Value>, class: ModelClass) -> f
     1.0
 }
 
-/// Contexts of the first training, in tokens.
+/// Number of tokens of a sample in the first part of pretraining, before contexts became longer.
 fn original(inner: &mut Keys, outer: &OuterKeys, context: RopeContext) -> usize {
     let key = "original_max_position_embeddings";
     let or = match &outer.original {
@@ -295,8 +295,7 @@ fn original(inner: &mut Keys, outer: &OuterKeys, context: RopeContext) -> usize 
     inner.whole_or(key, TOKENS, Some(or))
 }
 
-/// The factor of a scaling; null is the longest sample divided by the contexts of the first
-/// training.
+/// The factor of a scaling. If the key is null, it is the longest sample divided by `original`.
 fn ratio(inner: &mut Keys, context: RopeContext, original: usize) -> f32 {
     if inner.is_null("factor") {
         inner.read_keys.push("factor");
@@ -312,12 +311,12 @@ fn factor(inner: &mut Keys, key: &'static str) -> f32 {
     inner.number_within(key, FACTORS, 1.0) as f32
 }
 
-/// `given` unless it is what onebox computes without it.
+/// The factor `given`; `None` if it equals `usual`, which onebox uses without a factor.
 fn attention_factor(given: Option<f32>, usual: f64) -> Option<f32> {
     given.filter(|given| *given != usual as f32)
 }
 
-/// The factor of YaRN for cosines and sines without a key for it.
+/// YaRN's factor on cosines and sines, if no key gives it.
 fn yarn_factor(factor: f64, scale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
 }
@@ -440,7 +439,7 @@ fn long_rope(
     }
 }
 
-/// The factor of LongRoPE for cosines and sines without a key for it.
+/// LongRoPE's factor on cosines and sines, if no key gives it.
 fn long_rope_factor(factor: f64, original: usize) -> f64 {
     if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() }
 }

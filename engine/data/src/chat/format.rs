@@ -17,9 +17,9 @@ pub(super) fn braces(
     while let Some(at) = left.find(['{', '}']) {
         out.push_str(&left[..at]);
         let rest = &left[at..];
-        if let Some(behind) = rest.strip_prefix("{{").or_else(|| rest.strip_prefix("}}")) {
+        if let Some(after) = rest.strip_prefix("{{").or_else(|| rest.strip_prefix("}}")) {
             out.push_str(&rest[..1]);
-            left = behind;
+            left = after;
             continue;
         }
         let end = rest.find('}').filter(|end| *end > 0).ok_or("format: a single brace")?;

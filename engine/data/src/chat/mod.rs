@@ -227,10 +227,10 @@ impl Template {
             let Some(turn) = turns.find(|turn| turn.contains(ANSWER)) else {
                 return UNKNOWN.into();
             };
-            let behind = turn.rsplit(ANSWER).next().unwrap_or_default().trim();
+            let after = turn.rsplit(ANSWER).next().unwrap_or_default().trim();
             let next = self.beginning_of_text().filter(|begins| self.end_of_text() != Some(begins));
-            let behind = next.map_or(behind, |begins| behind.trim_end_matches(begins));
-            behind.trim_end().to_owned()
+            let after = next.map_or(after, |begins| after.trim_end_matches(begins));
+            after.trim_end().to_owned()
         })
     }
 

@@ -57,7 +57,7 @@ pub(super) fn method(
             let from_right = name == "rpartition";
             let found = if from_right { text.rsplit_once(by) } else { text.split_once(by) };
             let parts = match found {
-                Some((before, behind)) => vec![before, by, behind],
+                Some((before, after)) => vec![before, by, after],
                 None if from_right => vec!["", "", text],
                 None => vec![text, "", ""],
             };
@@ -249,7 +249,7 @@ fn split<'a>(text: &'a str, by: Option<&str>, most: usize, from_right: bool) -> 
     while parts.len() < most {
         let found = match (by, from_right) {
             (Some(by), false) => left.split_once(by),
-            (Some(by), true) => left.rsplit_once(by).map(|(before, behind)| (behind, before)),
+            (Some(by), true) => left.rsplit_once(by).map(|(before, after)| (after, before)),
             (None, false) => left
                 .split_once(is_blank)
                 .map(|(one, rest)| (one, rest.trim_start_matches(is_blank))),

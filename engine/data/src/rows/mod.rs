@@ -359,8 +359,8 @@ fn document(tokens: Vec<(u32, Range<usize>)>, counted: &[Range<usize>]) -> Docum
     for (token, place) in tokens {
         // The range is empty if the tokenizer leaves a blank out of the token.
         let place = place.start..place.end.max(place.start + 1);
-        let behind = counted.partition_point(|c| c.end <= place.start);
-        let counts = counted.get(behind).is_some_and(|c| c.start < place.end);
+        let next = counted.partition_point(|c| c.end <= place.start);
+        let counts = counted.get(next).is_some_and(|c| c.start < place.end);
         let first = document.tokens.is_empty();
         document.tokens.push(token);
         document.counted.push(counts && !first);

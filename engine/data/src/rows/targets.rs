@@ -283,8 +283,8 @@ impl Targets<'_> {
         if self.template.end_of_answers().is_empty() {
             let words = self.end_of_words(whole, i, place.start..limit);
             let end = words.map_or(end, |(end, _)| end);
-            let behind = &text[place.end..];
-            let from = text.len() - behind.trim_start().len();
+            let after = &text[place.end..];
+            let from = text.len() - after.trim_start().len();
             let next = self.control.find(text, from).filter(|token| token.start == from);
             let next = next.filter(|token| Some(&text[token.clone()]) != begins);
             return next.map_or((end, false), |token| (token.end, true));
@@ -307,9 +307,9 @@ impl Targets<'_> {
         if calls(&self.chat.messages[i]).is_some() {
             return None;
         }
-        let (_, behind) = self.probe(i)?;
-        let end = whole.text[place.clone()].strip_suffix(behind.as_str())?.len();
-        let ends = behind.trim_end();
+        let (_, after) = self.probe(i)?;
+        let end = whole.text[place.clone()].strip_suffix(after.as_str())?.len();
+        let ends = after.trim_end();
         Some((place.start + end + ends.len(), !ends.is_empty()))
     }
 
@@ -334,8 +334,8 @@ impl Targets<'_> {
         let mut turns = turns.map(|turn| &other.text[turn.place.clone()]);
         let turn = turns.find(|turn| turn.contains(ANSWER))?;
         let (before, _) = turn.split_once(ANSWER)?;
-        let (_, behind) = turn.rsplit_once(ANSWER)?;
-        Some((before.to_owned(), behind.to_owned()))
+        let (_, after) = turn.rsplit_once(ANSWER)?;
+        Some((before.to_owned(), after.to_owned()))
     }
 
     /// Token that would follow the last answer if another message followed.

@@ -50,8 +50,8 @@ impl Disk {
         let here = !matches!(config.device, DeviceConfig::Sim { .. });
         let (run, folder) = (existing(run), existing(&run.join(CHECKPOINTS)));
         let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
-        let apart = here && device(&run) != device(&folder);
-        let free_for_checkpoints = apart.then(|| free(&folder).ok()).flatten();
+        let is_other_disk = here && device(&run) != device(&folder);
+        let free_for_checkpoints = is_other_disk.then(|| free(&folder).ok()).flatten();
         let free = here.then(|| free(&run).ok()).flatten();
         let (held, spare) = (0, 0);
         Self {
@@ -102,8 +102,12 @@ impl Disk {
         let what: Vec<String> =
             [checkpoints, weights, files].into_iter().filter(|words| !words.is_empty()).collect();
         let free = match (self.free, self.free_for_checkpoints) {
-            (Some(free), Some(apart)) => {
-                format!("; {} free, {} on the disk of the checkpoints", size(free), size(apart))
+            (Some(free), Some(of_checkpoints)) => {
+                format!(
+                    "; {} free, {} on the disk of the checkpoints",
+                    size(free),
+                    size(of_checkpoints)
+                )
             }
             (free, _) => free.map_or(String::new(), |free| format!("; {} free", size(free))),
         };
@@ -136,12 +140,12 @@ impl Disk {
     pub fn shortage(&self) -> Option<String> {
         let other_files = self.weights + self.files;
         let disks = match self.free_for_checkpoints {
-            Some(apart) if self.is_apart() => {
+            Some(of_checkpoints) if self.is_apart() => {
                 let own = self.free.map(|free| ("disk", other_files, free));
                 let of_them = (
                     "disk of the checkpoints",
                     self.most - other_files,
-                    apart.saturating_add(self.held),
+                    of_checkpoints.saturating_add(self.held),
                 );
                 [own, Some(of_them)]
             }

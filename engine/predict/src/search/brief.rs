@@ -10,8 +10,8 @@ use layout::build::{RankLayout, lay_out, shape, vertical_width};
 /// Fewest micro-batches of the first of two simulations. The second has one more.
 const FEW: usize = 2;
 
-/// Least number of tiles of a rank's update in a brief simulation: the start and the end of an update are
-/// then at most a 512th of it longer than with smaller tiles.
+/// Smallest number of tiles of a rank's update in a brief simulation. With so many tiles the first
+/// and the last tile lengthen the update by at most 1/512 of its time.
 const LEAST_TILES: u64 = 512;
 
 /// Least number of tiles of a block's update on a rank in a brief simulation.
@@ -103,8 +103,9 @@ impl Brief {
     }
 }
 
-/// `config` with larger tiles of the update, if a rank has very many: a model of 70 billion parameters has
-/// thousands of tiles on each of 8 ranks, and most of the time of a search went into them.
+/// `config` with larger tiles of the update, if a rank has very many tiles. A model of 70 billion
+/// parameters has thousands of tiles on each of 8 ranks, and a search would spend most of its time
+/// on them.
 fn with_larger_tiles(config: &Config) -> Option<Config> {
     let tile = config.offload.tile_elements as u64;
     let of_rank = shape(config).parameters() / config.world_size() as u64;

@@ -17,13 +17,14 @@ const PARTS: usize = 1000;
 /// Shares of speculative updates are multiples of 1 / `AHEAD`.
 pub const AHEAD: usize = 20;
 
-/// Number of parts from which a share is as good as the whole optimizer, which is another layout.
+/// A share of at least this many parts is not tried: the whole optimizer on the GPUs, which is
+/// another layout, is as good.
 const ALMOST_ALL: usize = 990;
 
 /// Largest number of micro-batches that run their first forward pass together.
 const MOST_TOGETHER: usize = 8;
 
-/// Fraction of the step; a layout that waits less gets no choices.
+/// A layout that waits for the host during a smaller fraction of its step gets no choices.
 const WORTH: f64 = 0.002;
 
 /// Assumed maximum of the ratio of a choice's gain to the simple estimate of this gain.
@@ -44,9 +45,9 @@ pub const WORTH_AHEAD: f64 = 0.01;
 
 /// A candidate that is not simulated yet.
 struct OpenCandidate {
-    /// Estimated least seconds of the step.
+    /// Estimated lower bound of the step time, in seconds.
     least: f64,
-    /// Most seconds of a step that is worth its memory.
+    /// Largest step time, in seconds, at which the candidate is worth its memory.
     most: f64,
     candidate: Candidate,
 }
@@ -113,8 +114,8 @@ fn slowest_told(screened: &[ScreenedCandidate]) -> f64 {
 
 /// Choices that may be faster than `plain`, if it waits for the host. The number of first forward
 /// passes together is 1, or enough to hide the update, or the most that fit. The optimizer's share
-/// on the GPUs is 0, enough to wait no more, or the most that fits. The speculated share is 0,
-/// enough, or the most that fits. The result has the combinations of these choices.
+/// on the GPUs is 0, a share with which the step no longer waits, or the largest share that fits.
+/// The same holds for the speculated share. The result has the combinations of these choices.
 fn choices(given: &Config, plain: &Candidate, brief: &Brief) -> Vec<OpenCandidate> {
     if !is_plain(&plain.config) || brief.exposed <= WORTH * brief.seconds {
         return Vec::new();

@@ -77,8 +77,8 @@ const fn plain(update: UpdateMode) -> UpdateMode {
     }
 }
 
-/// All layouts with the grid and the micro-batch size of `of_grid`. They differ in the places of
-/// data, in activation checkpoints and in sequence parallelism.
+/// All layouts with the grid and the micro-batch size of `of_grid`. These layouts differ in the
+/// places of data, in activation checkpoints and in sequence parallelism.
 fn memory_choices(of_grid: &Config, one_pass: bool) -> Vec<Config> {
     // A single rank has nothing to split, and a single pass has nothing to accumulate.
     let split = if of_grid.parallel.tensor > 1 { &[false, true][..] } else { &[false] };

@@ -110,7 +110,8 @@ const KEYS_OF_CORES: [BoxKey; 9] = [
     BoxKey { key: "measured.other_gb_per_s", groups: ALL, enlarge: enlarge_other },
 ];
 
-/// A rate of sums over PCIe stays one: above the rate of a link it would be NVLink's.
+/// Enlarges the rate between GPUs. A rate of sums over PCIe stays below the rate of a link, because
+/// a larger rate would mean NVLink.
 fn enlarge_peers(b: &mut BoxConfig) {
     let is_nvlink = b.nvlink_gb_per_s() > 0.0;
     b.gpu.peer_gb_per_s *= MORE;

@@ -92,9 +92,9 @@ impl SimulatedStep {
         Self { seconds, flops, waits: groups(&simulated.critical_path) }
     }
 
-    /// Extrapolates linearly from `less` and `more` to the point `behind` intervals after `less`.
-    fn extrapolated(less: &Self, more: &Self, behind: f64) -> Self {
-        let line = |a: f64, b: f64| a + (b - a) * behind;
+    /// Extrapolates linearly from `less` and `more` to the point `position` intervals after `less`.
+    fn extrapolated(less: &Self, more: &Self, position: f64) -> Self {
+        let line = |a: f64, b: f64| a + (b - a) * position;
         let waits = less.waits.iter().zip(&more.waits);
         Self {
             seconds: line(less.seconds, more.seconds),

@@ -217,8 +217,8 @@ fn copy(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest {
 }
 
 /// Share of a link that a rank's copy gets. Before DeepSpeed's `round_robin_gradients`, in 2020,
-/// consecutive gradients belonged to one rank. One rank of a data-parallel group then copied
-/// gradients that here all ranks copy in parallel.
+/// consecutive gradients belonged to one rank. Then one rank of a data-parallel group copied
+/// gradients that all ranks of onebox copy in parallel.
 fn copy_share(h: &Hardware, cargo: Cargo) -> f64 {
     match cargo {
         Cargo::Checkpoint => h.gpu.checkpoint_share_2020(),

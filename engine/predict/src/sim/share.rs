@@ -71,7 +71,8 @@ pub(super) fn share(flows: &mut [Flow<'_>], scratch: &mut Scratch) {
 
 /// Sets the speeds of the flows of `sides` by progressive filling. All get the same fraction of the
 /// resource that they use most (dominant resource fairness, Ghodsi et al., NSDI 2011; on one link
-/// max-min fairness). A flow is never faster than alone, and could only gain from one with less.
+/// max-min fairness). A flow is never faster than when it runs alone. It could become faster only
+/// if a slower flow became even slower.
 fn fill(flows: &mut [Flow<'_>], sides: impl Fn(Side) -> bool, scratch: &mut Scratch) {
     let Scratch { left, grows, .. } = scratch;
     let mut open: Vec<usize> = (0..flows.len()).filter(|&i| sides(flows[i].side)).collect();
@@ -102,7 +103,8 @@ fn fill(flows: &mut [Flow<'_>], sides: impl Fn(Side) -> bool, scratch: &mut Scra
     }
 }
 
-/// Speed gained per unit of level. A flow with a small dominant share gains much.
+/// Speed that a flow gains per unit of level. A flow that uses only a small fraction of its most
+/// used resource gains much.
 fn growth(flow: &Flow<'_>) -> f64 {
     1.0 / flow.dominant.max(1e-9)
 }

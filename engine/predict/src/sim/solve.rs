@@ -64,7 +64,7 @@ struct Solver<'a> {
     /// Number of each node on its lane.
     ticks: Vec<u32>,
     /// Limit of the stream's queue at each node, if a thread submits.
-    behind: Vec<QueueLimit>,
+    queue_limits: Vec<QueueLimit>,
     players: Vec<Player>,
     running: Vec<RunningOp>,
     loads: Vec<Load>,
@@ -106,7 +106,7 @@ impl<'a> Solver<'a> {
             counts[node.lane as usize] += 1;
             ticks.push(counts[node.lane as usize]);
         }
-        let behind = if problem.submits {
+        let queue_limits = if problem.submits {
             QueueLimit::of_nodes(problem.program, &ticks, &queues)
         } else {
             Vec::new()
@@ -130,7 +130,7 @@ impl<'a> Solver<'a> {
             met: vec![[0; LANES]; classes.members.len()],
             threads: (0..classes.members.len()).map(|g| (meeting(g), 0, 0.0)).collect(),
             now: 0.0,
-            behind,
+            queue_limits,
             queues,
             ticks,
             problem,
@@ -204,8 +204,8 @@ impl<'a> Solver<'a> {
         let player = &mut self.players[class];
         let index = player.submitter.next;
         let Some(node) = program.nodes.get(index) else { return false };
-        let behind = &self.behind[index];
-        if !player.submitter.met && player.submitter.stops(&program.syncs, behind, &player.done) {
+        let limit = &self.queue_limits[index];
+        if !player.submitter.met && player.submitter.stops(&program.syncs, limit, &player.done) {
             return false;
         }
         let work = &program.works[node.work as usize];

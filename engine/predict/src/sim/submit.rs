@@ -131,8 +131,8 @@ impl Submitter {
     }
 
     /// Whether the thread stops before the next node. It notes the gate.
-    pub(super) fn stops(&mut self, syncs: &[Sync], behind: &QueueLimit, done: &Ticks) -> bool {
-        self.gate = self.sync(syncs, done).or_else(|| behind.gate(done));
+    pub(super) fn stops(&mut self, syncs: &[Sync], limit: &QueueLimit, done: &Ticks) -> bool {
+        self.gate = self.sync(syncs, done).or_else(|| limit.gate(done));
         self.gate.is_some()
     }
 

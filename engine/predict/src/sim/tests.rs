@@ -262,10 +262,10 @@ fn ranks_that_are_alike_may_be_played_once() {
     for (hardware, (tp, dp)) in boxes.iter().zip([(2, 1), (2, 2), (4, 2)]) {
         for seed in 0..10 {
             let merged = simulate(random_program(seed), hardware, tp, dp, true);
-            let apart = simulate(random_program(seed), hardware, tp, dp, false);
-            assert!(merged.classes() <= apart.classes());
+            let separate = simulate(random_program(seed), hardware, tp, dp, false);
+            assert!(merged.classes() <= separate.classes());
             for rank in 0..tp * dp {
-                for (a, b) in merged.played(rank).zip(apart.played(rank)) {
+                for (a, b) in merged.played(rank).zip(separate.played(rank)) {
                     assert!((a.end - b.end).abs() <= 1e-9 + 1e-6 * b.end, "{seed}: {a:?} {b:?}");
                 }
             }
@@ -476,6 +476,6 @@ fn with_nccl_both_communication_lanes_are_one_queue() {
     };
     assert_eq!(run(&uneven(), (2, 2)), (true, true));
     assert_eq!(run(&pair(), (1, 2)), (false, false));
-    let apart = Hardware { one_communication_stream: false, ..uneven() };
-    assert_eq!(run(&apart, (2, 2)), (false, false));
+    let separate = Hardware { one_communication_stream: false, ..uneven() };
+    assert_eq!(run(&separate, (2, 2)), (false, false));
 }

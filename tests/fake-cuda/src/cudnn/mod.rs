@@ -104,6 +104,11 @@ unsafe extern "C" fn cudnnGetVersion() -> usize {
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn cudnnGetCudartVersion() -> usize {
+    config().cudnn_cudart
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn cudnnGetLastErrorString(message: *mut c_char, size: usize) {
     let text = LAST_ERROR.take();
     let size = i32::try_from(size).unwrap_or(i32::MAX);

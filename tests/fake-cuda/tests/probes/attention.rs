@@ -95,7 +95,7 @@ impl Passes {
 }
 
 /// The largest difference, as a share of the largest number.
-fn apart(a: &[f64], b: &[f64]) -> f64 {
+fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
     let largest = a.iter().fold(0.0f64, |most, x| most.max(x.abs()));
     let pairs = a.iter().zip(b);
     let differences =
@@ -126,7 +126,7 @@ fn compare(dtype: Dtype, shape: Shape) {
         }
     }
     let [(own, _), (library, same)] = [results[0].clone(), results[1].clone()];
-    let [out, lse, d_qkv] = [0, 1, 2].map(|i| apart(&own[i], &library[i]));
+    let [out, lse, d_qkv] = [0, 1, 2].map(|i| largest_difference(&own[i], &library[i]));
     eprintln!(
         "figure attention-apart shape={shape} dtype={dtype:?} out={out:.1e} \
          lse={lse:.1e} d_qkv={d_qkv:.1e} same-bits={same}"

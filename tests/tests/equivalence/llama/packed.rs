@@ -173,16 +173,16 @@ fn logits_loss_and_gradients_of_documents_side_by_side_are_those_of_each_alone()
             let (shape, run) = (model.shape(layout), format!("{} {layout:?}", model.name));
             let PassResult { logits, loss, grads } =
                 model.pass(&shape, layout.1, &packed(&samples));
-            let apart = worst(&logits, &want);
-            assert!(apart < 5e-6, "{run}: logits are {apart:e} apart");
-            let apart = (loss * B as f64 - want_loss).abs();
-            assert!(apart < 1e-6 * want_loss, "{run}: the loss is {apart:e} off");
+            let difference = worst(&logits, &want);
+            assert!(difference < 5e-6, "{run}: logits are {difference:e} apart");
+            let difference = (loss * B as f64 - want_loss).abs();
+            assert!(difference < 1e-6 * want_loss, "{run}: the loss is {difference:e} off");
             assert_eq!(grads.len(), want_grads.len());
             for (name, grad) in scaled(grads, B as f64) {
                 let want = &want_grads[&name];
                 let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-                let (apart, most) = (worst(&grad, want), 5e-6 * size);
-                assert!(apart < most, "{run}: {name} is {apart:e} apart of {size:e}");
+                let (difference, most) = (worst(&grad, want), 5e-6 * size);
+                assert!(difference < most, "{run}: {name} is {difference:e} apart of {size:e}");
             }
         }
     }

@@ -68,7 +68,8 @@ fn in_words(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Dista
     let widest = all.iter().map(|d| d.name.len()).max().unwrap_or(0).max("TENSOR".len());
     let [master, momentum, variance, gradient] = STATE_NAMES;
     let _ = writeln!(text, "\n{:widest$}  {master:>10}  {momentum:>10}  {variance:>10}", "TENSOR");
-    let cell = |apart: Option<f64>| apart.map_or_else(|| "=".into(), |d| format!("{d:.2e}"));
+    let cell =
+        |difference: Option<f64>| difference.map_or_else(|| "=".into(), |d| format!("{d:.2e}"));
     for Distance { name, states } in all {
         let _ = match states {
             Err(why) => writeln!(text, "{name:widest$}  {why}"),
@@ -89,7 +90,7 @@ fn in_json(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Distan
         Err(why) => json!({ "name": d.name, "problem": why }),
         // A number that is not finite is null, as in metrics.
         Ok(states) => {
-            let state = |apart: &Option<f64>| match apart {
+            let state = |difference: &Option<f64>| match difference {
                 None => json!({ "equal": true, "max_abs": 0.0 }),
                 Some(d) => json!({ "equal": false, "max_abs": d }),
             };

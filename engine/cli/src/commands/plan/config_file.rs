@@ -38,7 +38,7 @@ pub(super) struct ConfigFile<'a> {
     pub(super) sets: &'a [String],
 }
 
-/// Refuses a path where something is. A config may have been edited, so none is replaced.
+/// Refuses a path that exists. Users edit configs, so onebox replaces none.
 pub(super) fn may_create(path: &Path) -> Result<(), CommandError> {
     match path.symlink_metadata() {
         Ok(_) => Err(exists(path)),

@@ -119,7 +119,7 @@ impl Ruin {
         Some(Self { since, limit })
     }
 
-    /// Last step with good states: the loss of a step shows the states after the step before it.
+    /// Last step with good states. The loss of a step shows the states that the previous step left.
     const fn last_good(self) -> u64 {
         self.since.saturating_sub(2)
     }

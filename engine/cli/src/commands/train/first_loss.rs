@@ -6,7 +6,7 @@ use config::{Config, DataFormat};
 const MARGIN: f64 = 1.0;
 /// The usual `init_std`.
 const STD: f64 = 0.02;
-/// Nats per token above which a trained model does not know the text, nor its single words.
+/// Nats per token above which a trained model knows neither the text nor its single words.
 const UNKNOWN: f64 = 5.0;
 
 /// Warning if `loss`, the loss of step 1, does not match the initial weights.

@@ -1,8 +1,9 @@
-//! Watches whether the training loss rises above that of a guess: after it was below, or far above.
+//! Watches whether the training loss rises above the loss of a guess: after it was below that loss,
+//! or far above it.
 
 use std::collections::VecDeque;
 
-/// Number of losses whose median decides, so that no single batch does.
+/// Number of losses whose median decides, so that no single batch decides.
 const WINDOW: usize = 9;
 /// Smallest number of losses that decide.
 const FEWEST: usize = 5;
@@ -44,8 +45,8 @@ impl GuessWatch {
         (self.vocab as f64).ln()
     }
 
-    /// Notes the loss of `step`. Returns the rise if it begins: once until the loss is well below
-    /// that of a guess again.
+    /// Notes the loss of `step`. Returns the rise when it begins, and not again before the loss is
+    /// well below that of a guess.
     pub(super) fn step(&mut self, step: u64, loss: f64) -> Option<Rise> {
         // A loss that is not a number is worse than any other.
         let loss = if loss.is_nan() { f64::INFINITY } else { loss };

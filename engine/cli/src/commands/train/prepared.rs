@@ -212,7 +212,8 @@ impl PreparedRun {
 pub(super) type OpenedRun = (RunDir, Option<Arc<Checkpoint>>, Option<Arc<PretrainedWeights>>);
 
 /// Checks the memory before anything is allocated, and refuses with numbers. Counts the ops of a
-/// step only if the plan is shown. The result has words for the introduction.
+/// step only if the plan is shown. The result has the text about these decisions for the
+/// introduction.
 pub(in crate::commands) fn check_memory(
     loaded: &LoadedConfig,
     built: &RankLayout,

@@ -42,7 +42,7 @@ impl GroupSpread {
         Self { boxes: boxes.len(), here, away: members.len() - here, groups }
     }
 
-    /// Whether the group's ranks send messages. The authors' system of 2020 has none.
+    /// Whether the group's ranks send messages. In the simulated software of 2020 they send none.
     fn writes(self, h: &Hardware) -> bool {
         self.boxes > 1 && h.gpu.as_of_2020.is_none()
     }

@@ -67,7 +67,8 @@ const ATTENTION_PRODUCTS: [f64; 2] = [1.0, 1.4];
 /// TFLOPS of an H200's 735, by six measured passes.
 const CUDNN_SHARES: [f64; 2] = [0.925, 0.676];
 
-/// The same as [`SHORT`] of cuDNN: 396, 586 and 624 TFLOPS forward at 1024, 4096 and 8192 tokens.
+/// [`SHORT`] for cuDNN. Measured: 396, 586 and 624 TFLOPS in the forward pass at 1024, 4096 and
+/// 8192 tokens.
 const CUDNN_SHORT: f64 = 730.0;
 
 /// Rate of heads of 64 relative to heads of 128: 0.87 to 0.91 in FlashAttention-2's charts.

@@ -164,8 +164,8 @@ pub(in crate::sim) fn crosses_pcie(h: &Hardware, members: &[usize]) -> bool {
     peers.into_iter().any(|rates| !rates.is_empty() && !joined(&rates))
 }
 
-/// Adds the bytes of `rank` in a ring of `ranks` GPUs without NVLink. Hosts differ by a factor of 15
-/// in what they let through, so the box's rate counts, if it has one.
+/// Adds the bytes of `rank` in a ring of `ranks` GPUs without NVLink. The rates of hosts differ by
+/// a factor of 15, so the measured rate of the box is used, if the box has one.
 fn over_pcie(
     h: &Hardware,
     rank: usize,

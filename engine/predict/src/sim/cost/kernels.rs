@@ -6,9 +6,10 @@ use crate::sim::hardware::{Gpu, Hardware};
 use crate::sim::program::{Work, WorkKind};
 use config::Fact;
 
-/// Kernels of onebox that are slower than a GPU's memory, with the bytes that a multiprocessor moves in
-/// a clock. The first number of each line is the GB/s of an H200 (means of
-/// `benchmarks/nvidia-h200-2026-11-26.md` and `-27.md`) at 132 multiprocessors and 1.98 GHz. GPUs with less memory rate for each clock reach their memory's.
+/// Kernels of onebox that are slower than a GPU's memory, with the bytes that a multiprocessor
+/// moves in a clock. The numerators are the GB/s that an H200 moved (means of
+/// `benchmarks/nvidia-h200-2026-11-26.md` and `-27.md`) with 132 multiprocessors at 1.98 GHz. On a
+/// GPU whose memory moves fewer bytes for each clock, the memory is the limit.
 const BYTES_PER_CLOCK: [(&str, f64); 17] = [
     ("layer_norm", 1396.0 / H200_CLOCKS),
     ("layer_norm_backward", 1574.0 / H200_CLOCKS),

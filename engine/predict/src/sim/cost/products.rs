@@ -34,9 +34,9 @@ const GEMM_DEPTH: f64 = 128.0;
 /// Tile of the one kernel that is assumed in comparisons with the figures of 2020.
 const TILE_2020: f64 = 128.0;
 
-/// Rate of fp8 matmuls relative to 16-bit matmuls, with tiles counted: mamf-finder's best are 1.77 on
-/// an H100 and 1.83 on an H200, and onebox's own shapes on an H200 have 1.96; data sheets say 2. Nothing
-/// is known of sm_89 and sm_120, so they have the same.
+/// Rate of fp8 matmuls relative to 16-bit matmuls, with tiles counted: mamf-finder's best are 1.77
+/// on an H100 and 1.83 on an H200, and onebox's own shapes on an H200 have 1.96; data sheets say 2.
+/// No measurement of sm_89 and sm_120 is known, so they get the same rate.
 const FP8_RATE: f64 = 1.9;
 
 /// The same on sm_100: 1.97 (mamf-finder, B200).

@@ -25,7 +25,7 @@ const EAGER_HEADS: [f64; 2] = [2.0, 1.0];
 const PAGEABLE_SHARE: f64 = 0.2;
 
 /// Share of all memory channels of a box that all ranks of the CPU-Adam of 2020 reach: 109 to 127
-/// GB/s of 256 (ZeRO-Offload, Table 4).
+/// GB/s, of 256 GB/s (ZeRO-Offload, Table 4).
 const ADAM_SHARE: f64 = 0.46;
 
 /// Traffic relative to the 28 bytes of the update: a separate pass unscaled its fp32 gradients

@@ -84,9 +84,9 @@ fn a_group_of_several_boxes_pays_for_hops_and_messages() {
 #[test]
 fn ranks_of_several_boxes_that_are_alike_may_be_played_once() {
     let program = || gather_and_sum((2, 4), Group::Dp);
-    let [merged, apart] = [true, false].map(|merge| simulate(program(), &boxes(4), 2, 4, merge));
-    assert_eq!((merged.classes(), apart.classes()), (1, 8));
-    near(merged.step_seconds(), apart.step_seconds());
+    let [merged, separate] = [true, false].map(|merge| simulate(program(), &boxes(4), 2, 4, merge));
+    assert_eq!((merged.classes(), separate.classes()), (1, 8));
+    near(merged.step_seconds(), separate.step_seconds());
 }
 
 /// Delivers messages between processes that are threads here, and counts the messages of process 0.
