@@ -24,6 +24,9 @@ const T: usize = 16;
 /// Number of steps of each run.
 const STEPS: u64 = 4;
 
+/// Record of a run, and its final parameters.
+pub(super) type RunResult = (RunRecord, Weights);
+
 /// Devices of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backend {
@@ -89,14 +92,13 @@ fn options_of(backend: Backend) -> RunOptions {
 }
 
 /// Trains with `sets`. Returns the record and the final parameters.
-pub(super) fn train(sets: &[&str], backend: Backend) -> (RunRecord, Weights) {
+pub(super) fn train(sets: &[&str], backend: Backend) -> RunResult {
     run_for_weights(&data_of(sets), &config_of(sets, backend), &options_of(backend))
 }
 
 /// Trains with `sets` on virtual GPUs, once for all tests.
-pub(super) fn run(sets: &[&'static str]) -> Arc<(RunRecord, Weights)> {
-    static RUNS: Mutex<BTreeMap<Vec<&str>, Arc<(RunRecord, Weights)>>> =
-        Mutex::new(BTreeMap::new());
+pub(super) fn run(sets: &[&'static str]) -> Arc<RunResult> {
+    static RUNS: Mutex<BTreeMap<Vec<&str>, Arc<RunResult>>> = Mutex::new(BTreeMap::new());
     let known = RUNS.lock().unwrap().get(sets).map(Arc::clone);
     known.unwrap_or_else(|| {
         let ran = Arc::new(train(sets, Backend::VirtualGpus));
@@ -112,7 +114,7 @@ fn initial(sets: &[&'static str]) -> Weights {
 }
 
 /// The finished run with `sets` as a reference.
-pub(super) fn reference(sets: &[&'static str], ran: (RunRecord, Weights)) -> Reference {
+pub(super) fn reference(sets: &[&'static str], ran: RunResult) -> Reference {
     let (ran, weights) = ran;
     Reference::of(ran, weights, &initial(sets))
 }
