@@ -226,7 +226,15 @@ impl Reference {
     /// As [`new`](Self::new).
     pub fn on(data: &Arc<Dataset>, sets: &[&str]) -> Self {
         let (ran, weights) = run_with_weights(data, &tiny(sets));
-        let moved = distance(&weights, &initial_weights(sets));
+        Self::of(ran, weights, &initial_weights(sets))
+    }
+
+    /// A finished run with its final parameters, which began with the parameters `initial`.
+    ///
+    /// # Panics
+    /// If the run did not move the parameters.
+    pub fn of(ran: RunRecord, weights: Weights, initial: &Weights) -> Self {
+        let moved = distance(&weights, initial);
         assert!(moved > 0.01, "{moved}: a run that goes nowhere compares nothing");
         Self { ran, weights, moved }
     }

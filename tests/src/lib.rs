@@ -2,7 +2,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use config::{Config, load_str};
+use config::{Config, ConfigError, load_str};
 use data::{Corpus, Dataset};
 use engine::run::{Message, Outcome, RunError, RunOptions, StepReport, train};
 use layout::LocalMachine;
@@ -43,6 +43,17 @@ pub const TINY: &str = r#"(
 /// # Panics
 /// If a setting is refused.
 pub fn tiny(sets: &[&str]) -> Config {
+    try_tiny(sets).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// [`tiny`], or the error of the config.
+///
+/// # Errors
+/// A setting is refused.
+///
+/// # Panics
+/// If a number of ranks is no number.
+pub fn try_tiny(sets: &[&str]) -> Result<Config, ConfigError> {
     let number = |key: &str| {
         let found = sets.iter().rev().find_map(|s| s.strip_prefix(key)?.strip_prefix('='));
         found.map_or(1, |n| n.parse::<usize>().expect("a number"))
@@ -50,7 +61,7 @@ pub fn tiny(sets: &[&str]) -> Config {
     let count = number("parallel.tensor") * number("parallel.data");
     let mut all = vec![format!("device.count={count}")];
     all.extend(sets.iter().map(ToString::to_string));
-    config(TINY, &all)
+    load_str(TINY, "test.ron", Path::new("."), &all).map(|loaded| loaded.config)
 }
 
 /// A config from RON and `--set` arguments.
