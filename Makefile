@@ -35,7 +35,7 @@ test: ## every test, then formatting and lints
 		[ "$${CI:-}" != true ]; \
 	fi
 
-test-full: ## the same with every size and layout (ONEBOX_FULL=1), documentation, races, MPICH, Slurm, Arm, a real model
+test-full: ## the same with every size and layout (ONEBOX_FULL=1), documentation, races, MPICH, Slurm, Arm, a real model, exports
 	@ONEBOX_FULL=1 $(MAKE) --no-print-directory test
 	@RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked --offline --quiet
 	@scripts/check-races --or-skip
@@ -43,6 +43,7 @@ test-full: ## the same with every size and layout (ONEBOX_FULL=1), documentation
 	@scripts/check-slurm --or-skip
 	@scripts/check-arm --or-skip
 	@scripts/check-smollm2 --or-skip
+	@scripts/check-transformers --or-skip
 
 mutants: ## break the code on purpose and see that a test notices; SHARD=2/8: a part; again: what is left
 	@env $(auto_install) scripts/setup tests

@@ -9,7 +9,7 @@ mod refusals;
 mod wrappers;
 
 use crate::common::Folder;
-use model::{change, cut, model, rename, set, tensors, write};
+use model::{change, cut, model, rename, set, tensors, write, write_keys_of_version_4};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -67,6 +67,32 @@ fn the_same_weights_under_other_names_are_the_same_model() {
         change(&folder);
         let want = &plain.iter().find(|(of, _)| *of == name).unwrap().1;
         assert!(results(&folder) == *want, "{name}, {what}");
+    }
+}
+
+/// Rotary positions have other keys in version 4, and kinds of layers are those that a class has by
+/// itself.
+#[test]
+fn the_keys_of_version_4_describe_the_same_model() {
+    const MODELS: [&str; 11] = [
+        "llama3",
+        "qwen3",
+        "qwen3-window",
+        "mistral-window",
+        "gemma2",
+        "gemma3",
+        "olmo2",
+        "smollm3",
+        "phi3",
+        "granite",
+        "seed-oss",
+    ];
+    for name in MODELS {
+        let folder = model(name);
+        let want = results(&folder);
+        write_keys_of_version_4(&folder);
+        assert!(!folder.read("m/config.json").contains("rope_parameters"), "{name}");
+        assert!(results(&folder) == want, "{name}");
     }
 }
 

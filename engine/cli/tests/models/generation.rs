@@ -4,6 +4,7 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use crate::common::Folder;
+use safetensors::SafeTensors;
 use serde_json::Value;
 
 fn fixture(name: &str) -> String {
@@ -28,6 +29,52 @@ fn an_answer_in_a_chat_is_that_of_transformers() {
     assert_eq!(found[0]["end"], "length");
     let shown = folder.onebox(&[&["generate"], &args[..]].concat()).ok().stdout;
     assert_eq!(shown.trim_end_matches('\n'), found[0]["text"].as_str().unwrap());
+}
+
+/// A prompt, and the likeliest tokens after it in transformers, of a fixture.
+fn greedy_of_transformers(model: &str) -> [Vec<i32>; 2] {
+    let file = std::fs::read(format!("{model}/expected.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&file).unwrap();
+    ["prompt", "greedy"].map(|name| {
+        let tensor = file.tensor(name).unwrap();
+        assert_eq!(tensor.dtype(), safetensors::Dtype::I32);
+        let numbers: &[[u8; 4]] = tensor.data().as_chunks().0;
+        numbers.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
+    })
+}
+
+/// A window has 5 tokens and a text 17, so that the cache holds tokens that a new token does not see.
+/// A prompt is as long as a window, or longer.
+#[test]
+fn a_greedy_text_is_that_of_transformers_beyond_the_window() {
+    const MODELS: [&str; 11] = [
+        "gemma2",
+        "gemma3",
+        "mistral-window",
+        "ministral3",
+        "olmo2",
+        "olmo3",
+        "smollm3",
+        "phi3",
+        "granite",
+        "seed-oss",
+        "qwen3-window",
+    ];
+    let folder = Folder::new();
+    for name in MODELS {
+        let model = fixture(&format!("hf-{name}-tiny"));
+        let [prompt, greedy] = greedy_of_transformers(&model);
+        assert_eq!((prompt.len(), greedy.len()), (5, 12));
+        for given in [0, 4] {
+            let text: Vec<String> =
+                prompt.iter().chain(&greedy[..given]).map(i32::to_string).collect();
+            let (text, more) = (text.join(" "), (greedy.len() - given).to_string());
+            let args = [&model[..], "--prompt", &text, "--tokens", &more, "--temperature", "0"];
+            let found = answers(&folder, &args);
+            let want = serde_json::json!(&greedy[given..]);
+            assert_eq!(found[0]["tokens"], want, "{name} after {text}");
+        }
+    }
 }
 
 #[test]

@@ -57,7 +57,7 @@ const LETTERS: Range<char> = '\u{FDD5}'..MARKS.end;
 pub(super) const UNREAD: &str = "onebox does not read this value";
 
 /// Version of the rules for tokens and targets of a chat. onebox rebuilds tokens of other versions.
-const RULES: u32 = 5;
+const RULES: u32 = 6;
 /// Name of [`RULES`] among the inputs of a document.
 pub(super) const CHAT_RULES: &str = "rules for chats";
 /// Name of the chat template among the inputs of a document.

@@ -183,7 +183,10 @@ impl Targets<'_> {
         if let Ok(prompt) = &prompt {
             let (here, there) = (last(whole), last(prompt));
             if text[here..].starts_with(&prompt.text[there..]) {
-                return Ok(here + prompt.text.len() - there);
+                let start = here + prompt.text.len() - there;
+                let more =
+                    if i == 0 { self.header_of_first(&prompt.text, &text[start..]) } else { 0 };
+                return Ok(start + more);
             }
         }
         if whole.turns.is_empty() {
@@ -231,11 +234,23 @@ impl Targets<'_> {
             Some(prompt?.text.strip_prefix(without.text.as_str())?.to_owned())
         };
         // A template may refuse a prompt without messages.
-        of_its_own().or_else(|| {
-            let asked = [message("user", "a")];
-            let text = |answer| self.template.text(Chat { messages: &asked, ..self.chat }, answer);
-            Some(text(true).ok()?.strip_prefix(&text(false).ok()?)?.to_owned())
-        })
+        of_its_own().or_else(|| self.header_after_question())
+    }
+
+    /// Text that a prompt adds after a question.
+    fn header_after_question(&self) -> Option<String> {
+        let asked = [message("user", "a")];
+        let text = |answer| self.template.text(Chat { messages: &asked, ..self.chat }, answer);
+        Some(text(true).ok()?.strip_prefix(&text(false).ok()?)?.to_owned())
+    }
+
+    /// Bytes of the header at the beginning of `text`, an answer that is the first message, if the
+    /// template adds nothing to the `prompt` without messages: a template that writes the header in
+    /// its loop over messages writes it only behind a message.
+    fn header_of_first(&self, prompt: &str, text: &str) -> usize {
+        let adds_nothing = self.beginning(0, false).is_ok_and(|without| without.text == prompt);
+        let header = if adds_nothing { self.header_after_question() } else { None };
+        header.filter(|header| text.starts_with(header.as_str())).map_or(0, |header| header.len())
     }
 
     /// Byte at which the text of the next message begins.

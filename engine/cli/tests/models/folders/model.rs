@@ -78,6 +78,37 @@ pub(crate) fn cut(folder: &Folder, more: &[&str]) {
     fs::write(folder.path("m/model.safetensors.index.json"), index.to_string()).unwrap();
 }
 
+/// Writes the keys of `m/config.json` as version 4 of transformers does.
+pub(super) fn write_keys_of_version_4(folder: &Folder) {
+    let mut keys: Map<String, Value> = serde_json::from_str(&folder.read("m/config.json")).unwrap();
+    let mut rope = keys.remove("rope_parameters").unwrap();
+    if let Some(local) = rope.get("sliding_attention") {
+        keys.insert("rope_local_base_freq".into(), local["rope_theta"].clone());
+        keys.insert("sliding_window_pattern".into(), json!(2));
+        rope = rope["full_attention"].take();
+    }
+    let mut rope: Map<String, Value> = serde_json::from_value(rope).unwrap();
+    let kind = rope.remove("rope_type").unwrap();
+    for key in ["rope_theta", "partial_rotary_factor"] {
+        keys.extend(rope.remove_entry(key));
+    }
+    let mut name = "rope_type";
+    if kind == "longrope" {
+        // Files of Phi-4-mini have the older name.
+        name = "type";
+        keys.extend(rope.remove_entry("original_max_position_embeddings"));
+    }
+    let none = kind == "default";
+    rope.insert(name.into(), kind);
+    let scaling = if none { Value::Null } else { Value::Object(rope) };
+    keys.insert("rope_scaling".into(), scaling);
+    let dtype = keys.remove("dtype").unwrap();
+    keys.insert("torch_dtype".into(), dtype);
+    keys.insert("transformers_version".into(), json!("4.57.1"));
+    keys.remove("layer_types");
+    fs::write(folder.path("m/config.json"), Value::Object(keys).to_string()).unwrap();
+}
+
 pub(super) fn set(folder: &Folder, key: &str, value: Value) {
     let mut config: Value = serde_json::from_str(&folder.read("m/config.json")).unwrap();
     config[key] = value;

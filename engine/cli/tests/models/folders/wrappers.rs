@@ -1,7 +1,8 @@
 //! Folders of a decoder with other parts: onebox trains the decoder, and an export has the other parts
 //! as they were.
 
-use super::model::{change, model, set, tensors};
+use super::model::{change, model, set, tensors, write_keys_of_version_4};
+use super::results;
 use crate::common::Folder;
 use serde_json::{Value, json};
 use std::fs;
@@ -32,6 +33,20 @@ fn wrap(folder: &Folder, old: bool) {
         all.push(other("vision_tower.vision_model.head.weight", 1));
         all.push(other("multi_modal_projector.mm_input_projection_weight", 100));
     });
+}
+
+/// Files of Gemma 3 have the keys and prefixes of version 4; what transformers 5 writes has its own.
+#[test]
+fn a_wrapper_of_either_version_is_the_model_of_its_decoder() {
+    let want = results(&model("gemma3"));
+    for old in [true, false] {
+        let folder = model("gemma3");
+        if old {
+            write_keys_of_version_4(&folder);
+        }
+        wrap(&folder, old);
+        assert!(results(&folder) == want, "old: {old}");
+    }
 }
 
 /// The tensors of other parts than the decoder, by name.
