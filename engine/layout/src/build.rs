@@ -319,8 +319,12 @@ impl<'a> LayoutBuilder<'a> {
         let limit = device_limit(config, &layout).filter(|_| resident_blocks.is_none());
         let Some(limit) = limit else { return layout };
         let left = limit.saturating_sub(device_bytes(config, &layout.plan));
-        let block = layout.decoder.params(layout.decoder.segment(SegmentRole::Block(0))).bytes();
-        let most = config.model.layers.min((left / block) as usize);
+        let block = |layer| {
+            layout.decoder.params(layout.decoder.segment(SegmentRole::Block(layer))).bytes()
+        };
+        // Blocks with experts are longer than those with one MLP.
+        let least = (0..config.model.layers).map(block).min().unwrap_or(u64::MAX);
+        let most = config.model.layers.min((left / least) as usize);
         let fitting = (1..=most).rev().map(|resident| with(slots, resident));
         let mut fitting = fitting.filter(|more| fits(config, more));
         fitting.next().unwrap_or(layout)
