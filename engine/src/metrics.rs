@@ -6,7 +6,7 @@
 
 pub use crate::append_file::MetricsError;
 use crate::append_file::{AppendFile, Pieces};
-use crate::run::Difference;
+use crate::run::{Difference, ExpertLoad};
 use crate::tensorboard::Events;
 use config::Config;
 use files::directory::Directory;
@@ -69,6 +69,9 @@ pub struct StepMetrics {
     /// Whether two runs of the step's passes gave the same bits; missing if the step ran once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<bool>,
+    /// Load of the experts; missing if the model has none.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub expert_load: Option<ExpertLoad>,
 }
 
 impl StepMetrics {
@@ -250,7 +253,9 @@ impl MetricsWriter {
         self.write(&Line::Step { step, speculation });
         let epoch = self.epoch(step.step).map(|epoch| ("progress/epoch", epoch as f32));
         if let Some(events) = &mut self.events {
-            let curves: Vec<_> = step.curves().into_iter().chain(epoch).collect();
+            let of_experts = step.expert_load.map(|load| load.curves());
+            let of_experts = of_experts.into_iter().flatten();
+            let curves: Vec<_> = step.curves().into_iter().chain(epoch).chain(of_experts).collect();
             events.scalars(step.step, &curves);
         }
     }

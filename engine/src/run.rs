@@ -5,6 +5,7 @@ pub mod barrier;
 mod comparison;
 pub mod devices;
 mod evaluate;
+pub(crate) mod expert_load;
 pub mod export;
 pub(crate) mod fault_point;
 pub(crate) mod host_queue;
@@ -22,6 +23,7 @@ mod verification;
 use crate::TIMEOUT;
 use crate::run::barrier::barrier;
 use crate::run::comparison::{SaveDue, initial_history};
+pub use crate::run::expert_load::ExpertLoad;
 use crate::run::export::{ExportSummary, GatherContext, StateGatherer};
 pub use crate::run::fault_point::{FaultPoint, Watcher};
 use crate::run::host_queue::host_queue_capacity;
@@ -466,6 +468,8 @@ impl Ranks<'_> {
             dev.read(trainer.losses_host.slice(micro..micro + 1), &mut loss)?;
             sum += loss[0];
         }
+        let loads = self.layout.expert_loads;
+        let expert_load = loads.map(|loads| ExpertLoad::read(dev, loads)).transpose()?;
         let step = words[control::STEP] as u64;
         let targets = trainer.samples.targets(step);
         Ok(StepReport {
@@ -473,6 +477,7 @@ impl Ranks<'_> {
             loss: sum / targets as f64,
             targets,
             contents: trainer.samples.contents(step),
+            expert_load,
             grad_norm: words[control::NORM],
             loss_scale: words[control::LOSS_SCALE_USED],
             lr: words[control::LR],

@@ -54,6 +54,9 @@ pub(crate) struct Trainer {
     losses: Tensor,
     /// Losses on the host, summed over the data-parallel ranks. Complete after `losses_on_host`.
     pub(crate) losses_host: Tensor,
+    /// Numbers of tokens of each expert in the step on the host, summed over the data-parallel
+    /// ranks, if the model has experts. Complete after `losses_on_host`.
+    expert_loads_host: Option<Tensor>,
     losses_on_host: Event,
 }
 
@@ -79,6 +82,7 @@ impl Trainer {
             is_trial: false,
             losses,
             losses_host,
+            expert_loads_host: layout.expert_loads,
             losses_on_host: Event::default(),
         }
     }
@@ -127,6 +131,10 @@ impl Trainer {
         let micro_batches = self.samples.split.micro_batches;
         let mut first = 0;
         self.block_passes = 0;
+        if self.expert_loads_host.is_some() {
+            dev.wait(Compute, self.losses_on_host); // before it overwrites the last loads
+            self.decoder.reset_expert_loads(dev);
+        }
         while first < micro_batches {
             let numbers = self.schedule.group(first, micro_batches);
             first = numbers.end;
@@ -136,6 +144,7 @@ impl Trainer {
                 self.backward(dev, step, slots);
             }
         }
+        self.fetch_expert_loads(dev);
         self.fetch_losses(dev, 0..micro_batches);
     }
 
@@ -259,6 +268,21 @@ impl Trainer {
             self.publish_delayed(dev, head);
         }
         self.publish_delayed(dev, norm);
+    }
+
+    /// Queues the copy of the experts' loads to the host, and their sum over the data-parallel
+    /// ranks, if the model has experts.
+    fn fetch_expert_loads(&self, dev: &Device) {
+        let Some((src, dst)) = self.decoder.expert_loads().zip(self.expert_loads_host) else {
+            return;
+        };
+        let [src, dst] = [src, dst].map(|t| t.reshape(1, t.len()));
+        dev.follow(D2h, Compute);
+        dev.submit(D2h, Op::Copy { src, dst });
+        dev.follow(Host, D2h);
+        if dev.rank().dp_size > 1 {
+            dev.submit(Host, Op::AllReduce { x: dst, group: Group::Dp, reduce: Reduction::Sum });
+        }
     }
 
     /// Queues the copy of losses to the host, and their sum over the data-parallel ranks in rank

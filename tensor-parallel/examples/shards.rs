@@ -19,6 +19,7 @@ fn main() {
         seq_len: 32,
         vocab: 256,
         ffn_hidden: 256,
+        experts: None,
         micro_batch: 4,
         tp_size: 2,
         sequence: false,

@@ -102,9 +102,9 @@ const SHARED: [&str; 2] = ["attn.k", "attn.v"];
 const GAINS: [&str; 2] = ["attn.q_norm", "attn.k_norm"];
 
 impl Attention {
-    /// Declares the parameters with the prefix `attn.`. A rank's rows of q, k and v are adjacent,
-    /// so that one matmul computes all three.
-    pub(crate) fn declare(params: &mut ParamDeclarations, shape: &DecoderShape) {
+    /// Declares the parameters of the heads with the prefix `attn.`. A rank's rows of q, k and v
+    /// are adjacent, so that one matmul computes all three.
+    pub(crate) fn declare_heads(params: &mut ParamDeclarations, shape: &DecoderShape) {
         let (c, d, zero) = (shape.hidden, shape.head_dim, Init::Constant(0.0));
         let (q, kv, architecture) = (shape.heads * d, shape.kv_heads * d, &shape.architecture);
         let kv_split = match shape.kv_replicas() {
@@ -135,9 +135,14 @@ impl Attention {
         for (name, (elements, split)) in GAINS.into_iter().zip(gains.into_iter().flatten()) {
             params.add_vector(&format!("{name}.weight"), elements, split, one);
         }
+    }
+
+    /// Declares the parameters of the projection back from the heads.
+    pub(crate) fn declare_proj(params: &mut ParamDeclarations, shape: &DecoderShape) {
+        let (c, q) = (shape.hidden, shape.heads * shape.head_dim);
         params.add("attn.proj.weight", (c, q), Split::Columns, shape.residual_init());
-        if architecture.proj_bias {
-            params.add_vector("attn.proj.bias", c, Split::Replicated, zero);
+        if shape.architecture.proj_bias {
+            params.add_vector("attn.proj.bias", c, Split::Replicated, Init::Constant(0.0));
         }
     }
 

@@ -1,4 +1,5 @@
-//! A transformer block: h = x + dropout(attention(norm(x))),  y = h + dropout(mlp(norm(h))).
+//! A transformer block: h = x + dropout(attention(norm(x))),  y = h + dropout(mlp(norm(h))). In
+//! some models experts stand in the place of the MLP.
 //!
 //! Both branches have one form: norm, column-parallel linear, row-parallel linear, sum over the
 //! ranks, bias + dropout + add. The blocks of models differ in the parts: layer norm or RMSNorm,
@@ -7,12 +8,14 @@
 
 use crate::attention::{Attention, AttentionActivations, AttentionContext};
 use crate::branch::{Branch, Scratch};
+use crate::experts::{AppliedExperts, Experts, RouterSlot};
 use crate::kv_cache::Extension;
-use crate::mlp::{Mlp, MlpActivations};
+use crate::mlp::Mlp;
+use crate::mlp_layer::{AppliedMlpLayer, MlpLayer, MlpLayerActivations};
 use crate::norm::{BranchInput, InputActivations, Norm, OutputActivations};
 use crate::params::{FlatBuffer, ParamDeclarations, SegmentLayout};
 use crate::region::Region;
-use crate::shape::{DecoderShape, MicrobatchContext, Recompute};
+use crate::shape::{DecoderShape, ExpertsShape, MicrobatchContext, Recompute};
 use device::{Arena, Device, Dropout, Event, Lane::Compute, Op, Plan, Tensor};
 
 /// Parameters of a block cut out of its flat segment, or gradients cut out of a bucket.
@@ -21,7 +24,7 @@ pub(crate) struct BlockParams {
     attention_norms: BranchNorms,
     attention: Attention,
     mlp_norms: BranchNorms,
-    mlp: Mlp,
+    mlp: MlpLayer,
 }
 
 /// Norms of a branch, or their gradients.
@@ -64,7 +67,7 @@ pub(crate) struct BlockActivations {
     attention_output: Option<OutputActivations>,
     h: Tensor, // (rows, C)
     mlp_input: InputActivations,
-    mlp: MlpActivations,
+    mlp: MlpLayerActivations,
     mlp_output: Option<OutputActivations>,
 }
 
@@ -76,22 +79,32 @@ const MLP_OUTPUT: u64 = 2;
 /// Layout of a block's parameters, which its parts declare in the order of the forward pass.
 pub(crate) fn layout(shape: &DecoderShape, layer: usize, align: usize) -> SegmentLayout {
     let (name, prefix) = (format!("block.{layer}"), format!("h.{layer}."));
+    let experts = shape.experts_of(layer);
     SegmentLayout::new(name, prefix, shape.tp_size, align, |params| {
+        if let Some(experts) = &experts {
+            Experts::declare(params, shape, experts);
+        }
         BranchNorms::declare(params, NORMS[0], shape);
-        Attention::declare(params, shape);
+        Attention::declare_heads(params, shape);
+        if let Some(experts) = &experts {
+            Experts::declare_router(params, shape, experts);
+        }
+        Attention::declare_proj(params, shape);
         BranchNorms::declare(params, NORMS[1], shape);
-        Mlp::declare(params, shape);
+        if experts.is_none() {
+            Mlp::declare(params, shape);
+        }
     })
 }
 
 impl BlockParams {
     /// Cuts a flat buffer with the layout of [`layout`].
-    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
+    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, layer: usize) -> Self {
         Self {
             attention_norms: BranchNorms::cut(flat, NORMS[0], shape),
             attention: Attention::cut(flat, shape),
             mlp_norms: BranchNorms::cut(flat, NORMS[1], shape),
-            mlp: Mlp::cut(flat, shape),
+            mlp: MlpLayer::cut(flat, shape, shape.experts_of(layer)),
         }
     }
 }
@@ -102,6 +115,7 @@ impl BlockActivations {
         shape: &DecoderShape,
         name: &str,
         scratch: &Scratch,
+        experts: Option<ExpertsShape>,
     ) -> Self {
         let (at, size) = ((Arena::Device, "activations"), (shape.rows(), shape.hidden));
         let (norm_1, norm_2) = (format!("{name}.norm_1"), format!("{name}.norm_2"));
@@ -112,12 +126,24 @@ impl BlockActivations {
             attention_output: OutputActivations::plan(plan, &format!("{norm_1}_post"), shape),
             h: plan.tensor(at, format!("{name}.h"), shape.dtype, size),
             mlp_input: InputActivations::plan(plan, &norm_2, shape, recomputed),
-            mlp: MlpActivations::plan(plan, name, shape, scratch),
+            mlp: MlpLayerActivations::plan(plan, name, shape, scratch, experts),
             mlp_output: OutputActivations::plan(plan, &format!("{norm_2}_post"), shape),
         }
     }
 
-    /// The first `rows` rows of every activation.
+    /// The same activations, but those of the MLP or of the experts are a set of their own.
+    pub(crate) fn with_own_mlp(
+        self,
+        plan: &mut Plan,
+        shape: &DecoderShape,
+        name: &str,
+        scratch: &Scratch,
+        experts: Option<ExpertsShape>,
+    ) -> Self {
+        Self { mlp: MlpLayerActivations::plan(plan, name, shape, scratch, experts), ..self }
+    }
+
+    /// The first `rows` rows of every activation, but for those of [`Block::mlp`].
     fn first(self, rows: usize, shape: &DecoderShape) -> Self {
         Self {
             attention_input: self.attention_input.first(rows),
@@ -125,7 +151,7 @@ impl BlockActivations {
             attention_output: self.attention_output.map(|saved| saved.first(rows)),
             h: self.h.rows(0..rows),
             mlp_input: self.mlp_input.first(rows),
-            mlp: self.mlp.first(rows),
+            mlp: self.mlp,
             mlp_output: self.mlp_output.map(|saved| saved.first(rows)),
         }
     }
@@ -139,6 +165,8 @@ pub(crate) struct Block {
     pub(crate) params: BlockParams,
     pub(crate) saved: BlockActivations,
     pub(crate) scratch: Scratch,
+    /// By slot of a micro-batch, if the block has experts: the router's tensors.
+    pub(crate) router: Vec<RouterSlot>,
     /// Cosines and sines, if the layer rotates queries and keys.
     pub(crate) table: Option<Tensor>,
 }
@@ -170,9 +198,13 @@ impl Block {
         x: Tensor,
         y: Tensor,
     ) {
-        self.forward_to_mlp(dev, shape, pass, x);
         let (s, dropout) = (&self.saved, self.row_dropout(dev, shape, pass, MLP_OUTPUT));
-        let summed = self.mlp_sum(dev, shape, s);
+        let mlp = self.mlp(shape, s, pass.slot);
+        self.forward_to_mlp(dev, shape, pass, x, true);
+        if pass.training {
+            mlp.count(dev);
+        }
+        let summed = self.mlp_sum(dev, shape, mlp);
         self.leave_branch(dev, shape, summed, self.mlp_end(s, dropout), y);
     }
 
@@ -184,10 +216,32 @@ impl Block {
     }
 
     /// Computes the MLP's last linear, summed over the ranks: (rows, C).
-    fn mlp_sum(&self, dev: &Device, shape: &DecoderShape, s: &BlockActivations) -> Tensor {
-        let partial = self.scratch.partial.rows(0..s.mlp.act.shape().0);
-        self.params.mlp.proj_forward(dev, s.mlp, partial);
+    fn mlp_sum(&self, dev: &Device, shape: &DecoderShape, mlp: AppliedMlpLayer) -> Tensor {
+        let partial = self.scratch.partial.rows(0..mlp.tokens());
+        mlp.proj_forward(dev, partial);
         shape.region().sum(dev, partial)
+    }
+
+    /// The MLP or the experts in the pass of a micro-batch in slot `slot`.
+    fn mlp(&self, shape: &DecoderShape, s: &BlockActivations, slot: usize) -> AppliedMlpLayer {
+        match (self.params.mlp, s.mlp, shape.experts, shape.architecture.gate) {
+            (MlpLayer::Dense(mlp), MlpLayerActivations::Dense(saved), ..) => {
+                AppliedMlpLayer::Dense(mlp, saved)
+            }
+            (
+                MlpLayer::Sparse(experts),
+                MlpLayerActivations::Sparse(saved),
+                Some(shape),
+                Some(gate),
+            ) => {
+                let (RouterSlot { routes, loads }, scratch) =
+                    (self.router[slot], self.scratch.experts());
+                let applied =
+                    AppliedExperts { experts, shape, gate, routes, loads, saved, scratch };
+                AppliedMlpLayer::Sparse(applied)
+            }
+            other => unreachable!("a block has what its kind says: {other:?}"),
+        }
     }
 
     fn attention_end(&self, x: Tensor, s: &BlockActivations, dropout: Dropout) -> BranchEnd {
@@ -196,7 +250,7 @@ impl Block {
     }
 
     fn mlp_end(&self, s: &BlockActivations, dropout: Dropout) -> BranchEnd {
-        let (norm, bias) = (self.params.mlp_norms.output, self.params.mlp.proj_bias);
+        let (norm, bias) = (self.params.mlp_norms.output, self.params.mlp.proj_bias());
         BranchEnd { residual: s.h, norm: norm.zip(s.mlp_output), bias, dropout }
     }
 
@@ -218,13 +272,15 @@ impl Block {
         dev.submit(Compute, Op::BiasDropoutAdd { x, bias, residual, y, dropout, scale });
     }
 
-    /// Computes everything that the backward pass needs: all but the MLP's last linear.
+    /// Computes everything that the backward pass needs: all but the MLP's last linear. `routes`:
+    /// whether a router chooses the experts; otherwise its choices are kept from an earlier call.
     fn forward_to_mlp(
         &self,
         dev: &Device,
         shape: &DecoderShape,
         pass: &MicrobatchContext,
         x: Tensor,
+        routes: bool,
     ) {
         let (p, s) = (&self.params, &self.saved);
         let context = self.context(dev, shape, pass);
@@ -234,7 +290,11 @@ impl Block {
         let summed = self.attention_sum(dev, shape, s);
         self.leave_branch(dev, shape, summed, self.attention_end(x, s, dropout), s.h);
         let input = self.mlp_input(s).forward(dev, shape.region());
-        p.mlp.inner_forward(dev, shape, input, s.mlp);
+        let mlp = self.mlp(shape, s, pass.slot);
+        if routes {
+            mlp.route(dev, input);
+        }
+        mlp.inner_forward(dev, shape, input);
     }
 
     /// The input of attention, from the block's input x (rows, C).
@@ -257,14 +317,16 @@ impl Block {
         extension: Extension<'_>,
     ) {
         let (p, region) = (&self.params, shape.region());
-        let s = self.saved.first(x.shape().0, shape);
+        let rows = x.shape().0;
+        let (s, mlp) = (self.saved.first(rows, shape), self.mlp(shape, &self.saved, 0).first(rows));
         let input = self.attention_input(x, &s).forward(dev, region);
         p.attention.extend(dev, shape, input, s.attention, extension);
         let summed = self.attention_sum(dev, shape, &s);
         self.leave_branch(dev, shape, summed, self.attention_end(x, &s, Dropout::NONE), s.h);
         let input = self.mlp_input(&s).forward(dev, region);
-        p.mlp.inner_forward(dev, shape, input, s.mlp);
-        let summed = self.mlp_sum(dev, shape, &s);
+        mlp.route(dev, input);
+        mlp.inner_forward(dev, shape, input);
+        let summed = self.mlp_sum(dev, shape, mlp);
         self.leave_branch(dev, shape, summed, self.mlp_end(&s, Dropout::NONE), y);
     }
 
@@ -280,20 +342,21 @@ impl Block {
         bucket: Tensor,
     ) {
         let (p, s, region) = (&self.params, &self.saved, shape.region());
-        let grads = BlockParams::cut(self.layout.of(bucket), shape);
+        let grads = BlockParams::cut(self.layout.of(bucket), shape, self.layer);
+        let mlp = self.mlp(shape, s, pass.slot);
         if shape.recompute == Recompute::Block {
-            self.forward_to_mlp(dev, shape, pass, x);
+            self.forward_to_mlp(dev, shape, pass, x, false);
             // The backward pass of a norm at the MLP's end needs the MLP's sum.
             if let (Some(norm), Some(saved)) = (p.mlp_norms.output, s.mlp_output) {
-                let summed = self.mlp_sum(dev, shape, s);
+                let summed = self.mlp_sum(dev, shape, mlp);
                 saved.forward(dev, norm, summed, &self.scratch);
             }
         }
         let (input, norms) = (self.mlp_input(s), grads.mlp_norms);
         let end = self.mlp_end(s, self.row_dropout(dev, shape, pass, MLP_OUTPUT));
-        let end_grads = EndGradients { norm: norms.output, bias: grads.mlp.proj_bias };
+        let end_grads = EndGradients { norm: norms.output, bias: grads.mlp.proj_bias() };
         let branch = self.enter_branch(dev, shape, input, end, d, end_grads);
-        p.mlp.backward(dev, shape, s.mlp, branch, grads.mlp);
+        mlp.backward(dev, shape, branch, grads.mlp);
         let d_input = region.rows(dev, branch.d_normed);
         input.backward(dev, d_input, d, norms.input);
 
@@ -309,6 +372,9 @@ impl Block {
         input.backward(dev, d_input, d, norms.input);
         dev.wait(Compute, shared);
         Attention::sum_gains(self.layout.of(bucket), dev, shape);
+        if let Some(router) = grads.mlp.router() {
+            region.sum_replicated_grads(dev, router.reshape(1, router.len()));
+        }
         region.sum_replicated_grads(dev, self.layout.replicated(bucket));
     }
 

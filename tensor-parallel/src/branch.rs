@@ -1,5 +1,6 @@
 //! Buffers that the two branches of a block share.
 
+use crate::experts::ExpertsScratch;
 use crate::linear::Fp8Operands;
 use crate::region::Region;
 use crate::shape::{DecoderShape, QkNorm, Recompute};
@@ -18,9 +19,9 @@ pub(crate) struct Scratch {
     /// (B T, 2) F32: sums over the heads of q and of k in the backward pass of their norm, if the
     /// norm joins all heads.
     pub(crate) qk_dots: Option<Tensor>,
-    pub(crate) d_attention: Tensor, // (B T, H D/t)
-    pub(crate) d_qkv: Tensor,       // (B T, (H + 2 K) D/t)
-    pub(crate) d_inner: Tensor,     // (B T, F/t)
+    pub(crate) d_attention: Tensor,     // (B T, H D/t)
+    pub(crate) d_qkv: Tensor,           // (B T, (H + 2 K) D/t)
+    pub(crate) d_inner: Option<Tensor>, // (B T, F/t), if a block has one MLP
     /// (K, n): gradients of all ranks' key and value weights, biases and gains, if ranks share key
     /// and value heads. n = D (2 C + 2), and D more if each element of a key has a gain.
     pub(crate) d_shared: Option<Tensor>,
@@ -28,6 +29,8 @@ pub(crate) struct Scratch {
     pub(crate) recomputed: Option<RecomputedOutputs>,
     /// Operands of fp8 matmuls.
     pub(crate) fp8: Option<Fp8Operands>,
+    /// Transients of experts, if a block has experts.
+    experts: Option<ExpertsScratch>,
 }
 
 /// Outputs that the backward pass recomputes.
@@ -35,8 +38,8 @@ pub(crate) struct Scratch {
 pub(crate) struct RecomputedOutputs {
     /// (B T, C): output of every norm.
     pub(crate) normed: Tensor,
-    /// (B T, F/t): output of the MLP's activation.
-    pub(crate) act: Tensor,
+    /// (B T, F/t): output of the MLP's activation, if a block has one MLP.
+    pub(crate) act: Option<Tensor>,
 }
 
 /// Gradients of one branch in the backward pass.
@@ -62,17 +65,17 @@ impl Scratch {
         let parts = &shape.architecture;
         let changes = parts.norms_outputs() || parts.residual_scale != 1.0;
         let copies = shape.dropout > 0.0 || shape.sequence || changes;
-        let inner = shape.ffn_hidden / shape.tp_size;
+        let (inner, dense) = (shape.ffn_hidden / shape.tp_size, shape.has_dense_layer());
         Self {
             fp8,
             partial: transient("partial", shape.partial_dtype, c),
             d_branch: copies.then(|| transient("d_branch", shape.dtype, c)),
             d_attention: transient("d_attention", shape.dtype, shape.heads_width()),
             d_qkv: transient("d_qkv", shape.dtype, shape.qkv_width()),
-            d_inner: transient("d_inner", shape.dtype, inner),
+            d_inner: dense.then(|| transient("d_inner", shape.dtype, inner)),
             recomputed: (shape.recompute == Recompute::Selective).then(|| RecomputedOutputs {
                 normed: transient("normed", shape.dtype, c),
-                act: transient(shape.activation(), shape.dtype, inner),
+                act: dense.then(|| transient(shape.activation(), shape.dtype, inner)),
             }),
             d_shared: (shape.kv_replicas() > 1).then(|| {
                 let gains = usize::from(parts.qk_norm == Some(QkNorm::Width));
@@ -86,7 +89,13 @@ impl Scratch {
             qk_dots: (parts.qk_norm == Some(QkNorm::Width)).then(|| {
                 plan.tensor((Arena::Device, "transients"), "qk_dots", Dtype::F32, (tokens, 2))
             }),
+            experts: shape.experts.map(|experts| ExpertsScratch::plan(plan, shape, &experts)),
         }
+    }
+
+    /// Transients of experts.
+    pub(crate) fn experts(&self) -> ExpertsScratch {
+        self.experts.unwrap_or_else(|| unreachable!("a block with experts has transients for them"))
     }
 
     /// (rows, C): transient for the normed sum of a branch, or for its gradient.

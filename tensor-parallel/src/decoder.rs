@@ -8,13 +8,14 @@ use crate::activation_checkpoints::ActivationCheckpoints;
 use crate::block::{self, Block, BlockActivations, BlockParams};
 use crate::branch::Scratch;
 use crate::embedding::{self, Embedding, OutputGradient};
+use crate::experts::{ExpertLoads, RouterSlot, Routes};
 use crate::kv_cache::{Extension, KvCache, NewTokens};
 use crate::loss::{Head, HeadInputs, LossTensors};
 use crate::norm::{AppliedNorm, Norm, NormActivations};
 use crate::params::SegmentLayout;
 use crate::rotary::RotaryTables;
-use crate::shape::{BatchTensors, DecoderShape, MicrobatchContext, Recompute, Ring};
-use device::{Arena, Device, Error, Event, Plan, Tensor};
+use crate::shape::{BatchTensors, DecoderShape, ExpertsShape, MicrobatchContext, Recompute, Ring};
+use device::{Arena, Device, Error, Event, Lane::Compute, Op, Plan, Tensor};
 
 /// Handles of the model: the same on every rank.
 #[derive(Clone, Debug)]
@@ -33,6 +34,8 @@ pub struct Decoder {
     head: Head,
     rotary: RotaryTables,
     scratch: Scratch,
+    /// Counts of the tokens of each expert, if the model has experts.
+    loads: Option<ExpertLoads>,
     x: Vec<ActivationCheckpoints>, // by slot, (rows, C): input of block l; x[L] the final norm's
     d_x: Vec<Tensor>,              // by slot of one backward group, (rows, C): the running gradient
 }
@@ -80,6 +83,46 @@ fn layouts(shape: &DecoderShape, align: usize) -> Vec<SegmentLayout> {
         }));
     }
     all
+}
+
+/// Activations that blocks share with [`Recompute::Block`]: a set for blocks with one MLP, and a set
+/// for blocks with experts. The two sets differ only in the MLP.
+#[derive(Clone, Copy, Debug)]
+struct SharedActivations {
+    dense: Option<BlockActivations>,
+    sparse: Option<BlockActivations>,
+}
+
+impl SharedActivations {
+    /// Plans the sets, if blocks share activations.
+    fn plan(plan: &mut Plan, shape: &DecoderShape, scratch: &Scratch) -> Self {
+        let mut all = Self { dense: None, sparse: None };
+        for BlockForm { layer, .. } in shape.block_forms() {
+            if shape.recompute != Recompute::Block {
+                break;
+            }
+            let experts = shape.experts_of(layer);
+            match (all.dense, experts) {
+                (Some(dense), Some(_)) => {
+                    let sparse = dense.with_own_mlp(plan, shape, "block", scratch, experts);
+                    all.sparse = Some(sparse);
+                }
+                (_, None) => {
+                    all.dense = Some(BlockActivations::plan(plan, shape, "block", scratch, None));
+                }
+                (None, Some(_)) => {
+                    all.sparse =
+                        Some(BlockActivations::plan(plan, shape, "block", scratch, experts));
+                }
+            }
+        }
+        all
+    }
+
+    /// The set of blocks with `experts`, or with one MLP.
+    fn of(&self, experts: Option<ExpertsShape>) -> Option<BlockActivations> {
+        if experts.is_some() { self.sparse } else { self.dense }
+    }
 }
 
 /// Number of a segment.
@@ -143,13 +186,37 @@ fn plan_params(
 impl DecoderShape {
     /// Number of parameters, without padding.
     pub fn parameters(&self) -> u64 {
-        // All blocks have the same number of parameters.
-        let one = Self { layers: self.layers.min(1), ..self.clone() };
-        let count = |s: &SegmentLayout| s.params.iter().map(|p| p.global_len() as u64).sum::<u64>();
-        let segments = layouts(&one, 1);
-        let blocks = one.layers as u64 * count(&segments[number(&one, SegmentRole::Block(0))]);
-        let all: u64 = segments.iter().map(count).sum();
-        all - blocks + self.layers as u64 * blocks
+        self.parameters_with(|experts| experts.count)
+    }
+
+    /// Number of parameters that take part in the computation of one token, without padding.
+    pub fn active_parameters(&self) -> u64 {
+        self.parameters_with(|experts| experts.per_token)
+    }
+
+    /// Number of parameters without padding, if layers with experts have `count` of them.
+    fn parameters_with(&self, count: impl Fn(&ExpertsShape) -> usize) -> u64 {
+        let few = Self { layers: 0, ..self.clone() };
+        let of = |s: &SegmentLayout| s.params.iter().map(|p| p.global_len() as u64).sum::<u64>();
+        let others: u64 = layouts(&few, 1).iter().map(of).sum();
+        let blocks = self.block_forms().map(|BlockForm { layer, blocks }| {
+            let own = of(&block::layout(self, layer, 1));
+            let left_out = self.experts_of(layer).map_or(0, |experts| {
+                let one = 3 * self.hidden * experts.ffn_hidden;
+                (experts.count - count(&experts)) * one
+            });
+            blocks as u64 * (own - left_out as u64)
+        });
+        others + blocks.sum::<u64>()
+    }
+
+    /// The forms of the blocks: blocks of one form have the same parameters.
+    fn block_forms(&self) -> impl Iterator<Item = BlockForm> {
+        [false, true].into_iter().filter_map(move |experts| {
+            let mut all = (0..self.layers).filter(|layer| self.kind(*layer).experts == experts);
+            let layer = all.next()?;
+            Some(BlockForm { layer, blocks: 1 + all.count() })
+        })
     }
 
     /// The segment that holds the output projection.
@@ -158,12 +225,22 @@ impl DecoderShape {
     }
 }
 
+/// Blocks with the same parameters.
+#[derive(Clone, Copy, Debug)]
+struct BlockForm {
+    /// The first of these blocks.
+    layer: usize,
+    /// Number of these blocks.
+    blocks: usize,
+}
+
 impl Decoder {
     /// Elements of the longest segment of a rank, without padding.
     pub fn longest_segment(shape: &DecoderShape) -> usize {
-        // All blocks have the same length.
-        let one = DecoderShape { layers: shape.layers.min(1), ..shape.clone() };
-        layouts(&one, 1).iter().map(|s| s.len).max().unwrap_or(0)
+        let few = DecoderShape { layers: 0, ..shape.clone() };
+        let others = layouts(&few, 1).into_iter().map(|s| s.len);
+        let blocks = shape.block_forms().map(|form| block::layout(shape, form.layer, 1).len);
+        others.chain(blocks).max().unwrap_or(0)
     }
 
     /// Lays out parameters and activations; flat segments are multiples of `align` elements.
@@ -181,18 +258,30 @@ impl Decoder {
             plan.tensor((Arena::Device, "transients"), name, dtype, (rows, c))
         });
         let d_x = d_x.collect();
-        let shared = (shape.recompute == Recompute::Block)
-            .then(|| BlockActivations::plan(plan, shape, "block", &scratch));
+        let shared = SharedActivations::plan(plan, shape, &scratch);
+        let loads = ExpertLoads::plan(plan, shape);
+        let mut expert_layers = 0;
         let ropes = shape.kinds.iter().filter_map(|kind| kind.rope.as_ref());
         let rotary = RotaryTables::plan(plan, ropes, shape.seq_len, shape.head_dim);
         let mut block = |layer: usize| {
             let at = number(shape, SegmentRole::Block(layer));
             let (layout, flat) = (segments[at].clone(), params[at]);
-            let own = || BlockActivations::plan(plan, shape, &format!("block.{layer}"), &scratch);
-            let saved = shared.unwrap_or_else(own);
-            let params = BlockParams::cut(layout.of(flat), shape);
+            let (experts, name) = (shape.experts_of(layer), format!("block.{layer}"));
+            let saved = shared
+                .of(experts)
+                .unwrap_or_else(|| BlockActivations::plan(plan, shape, &name, &scratch, experts));
+            let mut router = Vec::new();
+            if let (Some(experts), Some(loads)) = (&experts, &loads) {
+                router.extend((0..shape.checkpoint_slots).map(|slot| {
+                    let name = if slot == 0 { name.clone() } else { format!("set.{slot}.{name}") };
+                    let routes = Routes::plan(plan, &name, shape, experts);
+                    RouterSlot { routes, loads: loads.of_layer(slot, expert_layers) }
+                }));
+                expert_layers += 1;
+            }
+            let params = BlockParams::cut(layout.of(flat), shape, layer);
             let table = shape.kind(layer).rope.as_ref().map(|rope| rotary.of(rope));
-            Block { layer, params, layout, saved, scratch, table }
+            Block { layer, params, layout, saved, scratch, router, table }
         };
         let blocks = (0..shape.layers).map(&mut block).collect();
         let flat = |role| {
@@ -214,6 +303,7 @@ impl Decoder {
             param_buffers: slots,
             blocks,
             scratch,
+            loads,
             x,
             d_x,
         }
@@ -272,8 +362,25 @@ impl Decoder {
         self.params[segment]
     }
 
+    /// (layers with experts, E) F64 on the device, if the model has experts: numbers of tokens that
+    /// chose each expert since [`reset_expert_loads`](Self::reset_expert_loads), in passes of
+    /// training. Tokens of padding count.
+    pub fn expert_loads(&self) -> Option<Tensor> {
+        self.loads.as_ref().map(|loads| loads.step)
+    }
+
+    /// Sets [`expert_loads`](Self::expert_loads) to zero.
+    pub fn reset_expert_loads(&self, dev: &Device) {
+        if let Some(x) = self.expert_loads() {
+            dev.submit(Compute, Op::Zero { x });
+        }
+    }
+
     /// Computes the first block's input from tokens. Reads the embedding.
     pub fn embed(&self, dev: &Device, pass: &MicrobatchContext, batch: &BatchTensors) {
+        if let Some(loads) = self.loads.as_ref().filter(|_| pass.training) {
+            loads.begin(dev, pass.slot);
+        }
         let (x, partial) = (self.x[pass.slot].input(0), self.scratch.partial);
         self.embedding.forward(dev, &self.shape, pass, batch, x, partial);
     }
@@ -355,6 +462,9 @@ impl Decoder {
         buckets: HeadBuckets,
     ) {
         let (shape, region) = (&self.shape, self.shape.region());
+        if let Some(loads) = &self.loads {
+            loads.finish(dev, shape, pass.slot);
+        }
         self.normalize(dev, pass);
         let inputs = self.head_inputs();
         let head = self.segments[self.segment(self.head())].of(buckets.head);

@@ -6,7 +6,8 @@
 //!
 //! Letters: B samples of a micro-batch, T tokens of a sample, C hidden, H heads, K heads of keys
 //! and values, D elements of a head, F inner width of the MLP, V padded vocabulary, L layers, t
-//! ranks of the tensor-parallel group. `rows` = B T, or B T / t if sequence parallelism (arXiv
+//! ranks of the tensor-parallel group; E experts of a layer, k experts of a token, I inner width of
+//! an expert, R = B T k pairs of a token and an expert. `rows` = B T, or B T / t if sequence parallelism (arXiv
 //! 2205.05198) splits the tokens.
 //!
 //! Read in this order:
@@ -15,8 +16,8 @@
 //! 2. `decoder`: the whole model, which the step calls segment by segment;
 //! 3. `block`: attention and MLP between norms, forward and backward; `branch`: buffers of both
 //!    halves;
-//! 4. `attention`, `rotary`, `mlp`, `norm`: the parts of a block; `linear`: the matmuls with its
-//!    weights;
+//! 4. `attention`, `rotary`, `mlp`, `experts`, `norm`: the parts of a block; `mlp_layer`: an MLP or
+//!    experts; `linear`: the matmuls with its weights;
 //! 5. `region`: the collectives inside a layer;
 //! 6. `embedding`, `loss`: the first and the last layer, split over the vocabulary;
 //! 7. `activation_checkpoints`: saved inputs of blocks for recomputation, and their place;
@@ -31,10 +32,12 @@ mod block;
 mod branch;
 mod decoder;
 mod embedding;
+mod experts;
 mod kv_cache;
 mod linear;
 mod loss;
 mod mlp;
+mod mlp_layer;
 mod norm;
 mod params;
 mod region;
@@ -47,6 +50,6 @@ pub use loss::LossTensors;
 pub use params::{Init, Param, Run, SegmentLayout, Split};
 pub use rotary::{Rope, RopeScaling};
 pub use shape::{
-    Architecture, BatchTensors, CheckpointHome, DecoderShape, LayerKind, MicrobatchContext,
-    NormPlace, QkNorm, Recompute, Ring, head_rows,
+    Architecture, Balance, BatchTensors, CheckpointHome, DecoderShape, ExpertsShape, LayerKind,
+    MicrobatchContext, NormPlace, QkNorm, Recompute, Ring, head_rows,
 };

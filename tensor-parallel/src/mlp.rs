@@ -40,7 +40,9 @@ impl MlpActivations {
         let pre = if shape.architecture.gate.is_some() { "gate_up" } else { "pre_gelu" };
         let pre = own(pre, shape.inner_width());
         let act = match scratch.recomputed {
-            Some(recomputed) => recomputed.act,
+            Some(recomputed) => {
+                recomputed.act.unwrap_or_else(|| unreachable!("an MLP has an activation"))
+            }
             None => own(shape.activation(), shape.ffn_hidden / shape.tp_size),
         };
         Self { pre, act, fc, proj }
@@ -126,7 +128,9 @@ impl Mlp {
         branch: Branch,
         grads: Self,
     ) {
-        let (d_sum, d) = (branch.d_sum, branch.scratch.d_inner);
+        let d = branch.scratch.d_inner;
+        let d = d.unwrap_or_else(|| unreachable!("an MLP has a transient for its gradient"));
+        let d_sum = branch.d_sum;
         let (x, fc, proj) = (saved.pre, self.fc(saved), self.proj(saved));
         if shape.recompute == Recompute::Selective {
             let y = saved.act;

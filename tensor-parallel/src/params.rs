@@ -1,9 +1,9 @@
 //! The layout of a segment's flat buffer: the place of each part of each global tensor.
 //!
 //! A segment (the embedding, one block, the final norm) is one flat run of parameters; its
-//! gradients have the same layout. The order is: sharded matrices, then other sharded parameters,
-//! then replicated parameters. So the elements with weight decay are a prefix, and the elements
-//! that a rank counts are a prefix with at most one hole.
+//! gradients have the same layout. The order is: matrices, then sharded vectors, then replicated
+//! vectors. So the elements with weight decay are a prefix, and the elements that a rank counts are
+//! a prefix with at most one hole.
 
 use device::Tensor;
 use device::numerics::CountedRange;
@@ -134,7 +134,8 @@ pub struct SegmentLayout {
     pub params: Vec<Param>,
     /// Number of leading elements with weight decay (matrices).
     pub decayed: usize,
-    /// Number of leading elements that are split over the ranks; the rest is replicated.
+    /// Number of leading elements up to the last one that is split over the ranks; the rest is
+    /// replicated. A replicated matrix may stand before it.
     pub sharded: usize,
     /// Number of elements with parameters.
     pub len: usize,
@@ -208,7 +209,7 @@ impl SegmentLayout {
         let ParamDeclarations { prefix, mut params, .. } = declared;
         // A stable sort keeps the order of declaration within each kind.
         params.sort_by_key(|param| match (param.split, param.is_vector) {
-            (Split::Replicated, _) => 2,
+            (Split::Replicated, true) => 2,
             (_, true) => 1,
             (_, false) => 0,
         });
@@ -256,7 +257,8 @@ impl SegmentLayout {
         FlatBuffer { layout: self, flat }
     }
 
-    /// The replicated tail of a flat buffer.
+    /// The replicated tail of a flat buffer. It lacks a replicated matrix before a sharded
+    /// parameter.
     pub(crate) fn replicated(&self, flat: Tensor) -> Tensor {
         flat.slice(self.sharded..self.len)
     }
@@ -286,6 +288,24 @@ impl FlatBuffer<'_> {
             (rows, range.end) = (rows + param.local.0, param.range.end);
         }
         self.shaped(range, rows, first)
+    }
+
+    /// The parameters whose names after the segment's prefix satisfy `is`, as one row. They must be
+    /// adjacent.
+    pub(crate) fn run_of(self, whose: &str, is: impl Fn(&str) -> bool) -> Tensor {
+        let name = &self.layout.name;
+        let mut range: Option<Range<usize>> = None;
+        for param in &self.layout.params {
+            if !param.name.strip_prefix(&self.layout.prefix).is_some_and(&is) {
+                continue;
+            }
+            let start = range.as_ref().map_or(param.range.start, |range| range.start);
+            let end = range.map_or(start, |range| range.end);
+            assert_eq!(end, param.range.start, "{name}: all of {whose} are adjacent");
+            range = Some(start..param.range.end);
+        }
+        let range = range.unwrap_or_else(|| unreachable!("{name} has no {whose}"));
+        self.flat.slice(range)
     }
 
     /// The tensor with the name `name`, without a part.
@@ -375,5 +395,39 @@ mod tests {
             assert!(segment.decayed < segment.sharded && segment.sharded < segment.len);
             assert!(segment.padded.is_multiple_of(64));
         }
+    }
+
+    /// Four ranks share two heads of keys and values. The weights that a later rank does not count
+    /// are one run, and the vectors that it does not count are the tail.
+    #[test]
+    fn a_replicated_matrix_decays_and_only_the_first_rank_counts_it() {
+        let (t, shared) = (4, Split::SharedRows { ranks: 2 });
+        let segment = SegmentLayout::new("s".into(), "s.".into(), t, 64, |p| {
+            p.add_vector("norm.gain", 8, Split::Replicated, Init::Constant(1.0));
+            p.add("up", (16, 8), Split::Rows, Init::Normal(0.02));
+            p.add("q", (16, 8), Split::Rows, Init::Normal(0.02));
+            p.add("k", (8, 8), shared, Init::Normal(0.02));
+            p.add("v", (8, 8), shared, Init::Normal(0.02));
+            p.add("router", (3, 8), Split::Replicated, Init::Normal(0.02));
+            p.add("proj", (8, 16), Split::Columns, Init::Normal(0.02));
+            p.add_vector("k_norm", 8, shared, Init::Constant(1.0));
+        });
+        let names: Vec<&str> = segment.params.iter().map(|p| p.name.as_str()).collect();
+        let expected = ["up", "q", "k", "v", "router", "proj", "k_norm", "norm.gain"];
+        assert_eq!(names, expected.map(|name| format!("s.{name}")));
+        let range = |name: &str| {
+            let found = segment.params.iter().find(|p| p.name == format!("s.{name}"));
+            found.unwrap_or_else(|| panic!("{name}")).range.clone()
+        };
+        assert_eq!(segment.decayed, range("proj").end);
+        assert_eq!(segment.sharded, range("k_norm").end);
+        let counted = [0, 1, 2, 3].map(|tp| segment.counted(tp));
+        let [router, kv] = [range("router"), range("k").start..range("router").end];
+        let hole = |hole: Range<usize>| (hole.start, hole.end);
+        assert_eq!((counted[0].end, counted[0].hole), (segment.len, (0, 0)));
+        // The second and the fourth rank hold the keys and values of the rank before.
+        assert_eq!((counted[1].end, counted[1].hole), (range("k_norm").start, hole(kv.clone())));
+        assert_eq!((counted[2].end, counted[2].hole), (range("norm.gain").start, hole(router)));
+        assert_eq!((counted[3].end, counted[3].hole), (counted[1].end, hole(kv)));
     }
 }

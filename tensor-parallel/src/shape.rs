@@ -60,11 +60,59 @@ pub struct LayerKind {
     pub window: Option<usize>,
     /// Rotation of queries and keys by their positions. `None`: they are not rotated.
     pub rope: Option<Rope>,
+    /// Whether the layer has the experts of [`DecoderShape::experts`] instead of one MLP.
+    pub experts: bool,
 }
 
 impl LayerKind {
-    /// Full attention without rotation.
-    pub const PLAIN: Self = Self { window: None, rope: None };
+    /// Full attention without rotation, and one MLP.
+    pub const PLAIN: Self = Self { window: None, rope: None, experts: false };
+}
+
+/// The experts of a layer: E MLPs with a gate, of which a router chooses k for each token. The
+/// layer's output is the sum of the chosen outputs, each times a weight. No token is dropped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertsShape {
+    /// E: number of experts of a layer.
+    pub count: usize,
+    /// k: number of experts of a token.
+    pub per_token: usize,
+    /// I: inner width of an expert; a multiple of the ranks.
+    pub ffn_hidden: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub normalize: bool,
+    /// Loss that spreads the tokens evenly over the experts. `None`: there is no such loss.
+    pub balance: Option<Balance>,
+}
+
+/// A loss that is small if a router spreads the tokens evenly, times the given factor. c: number of
+/// tokens of a micro-batch that chose an expert. P: mean over the tokens of the expert's
+/// probability. T: number of tokens of a micro-batch. Tokens of padding count.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Balance {
+    /// E times the sum over the experts of c / T times P, both averaged over all layers with
+    /// experts before the product (transformers).
+    HuggingFace(f64),
+    /// E / (k T) times the sum over the experts of c P, added up over the layers with experts
+    /// (Megatron-LM).
+    Megatron(f64),
+}
+
+impl ExpertsShape {
+    /// Factor that turns an expert's count of tokens into the gradient of the balance loss with
+    /// respect to the expert's probability, for micro-batches of `tokens` tokens and a model with
+    /// experts in `layers` layers. `None`: there is no balance loss.
+    pub(crate) fn balance_factor(&self, tokens: usize, layers: usize) -> Option<f64> {
+        let (experts, chosen) = (self.count as f64, self.per_token as f64);
+        let tokens = tokens as f64;
+        match self.balance? {
+            Balance::HuggingFace(factor) => {
+                let rows = tokens * layers as f64;
+                Some(factor * experts / (rows * rows))
+            }
+            Balance::Megatron(factor) => Some(factor * experts / (chosen * tokens * tokens)),
+        }
+    }
 }
 
 /// The choice of a decoder's parts, for example GPT-2 or Llama.
@@ -166,8 +214,10 @@ pub struct DecoderShape {
     pub seq_len: usize,
     /// Number of tokens in the vocabulary, without padding.
     pub vocab: usize,
-    /// F: inner width of the MLP.
+    /// F: inner width of the MLP. A model with experts in all layers does not use it.
     pub ffn_hidden: usize,
+    /// The experts of the layers whose kind has experts. They need a gate.
+    pub experts: Option<ExpertsShape>,
     /// B: samples of a micro-batch.
     pub micro_batch: usize,
     /// t: number of tensor-parallel ranks.
@@ -241,6 +291,28 @@ impl DecoderShape {
     /// The kind of block `layer`.
     pub fn kind(&self, layer: usize) -> &LayerKind {
         &self.kinds[self.layer_kinds[layer]]
+    }
+
+    /// The experts of block `layer`. `None`: the block has one MLP.
+    pub fn experts_of(&self, layer: usize) -> Option<ExpertsShape> {
+        let experts = self.experts.filter(|_| self.kind(layer).experts);
+        assert_eq!(experts.is_some(), self.kind(layer).experts, "a kind has experts of a shape");
+        experts
+    }
+
+    /// Number of blocks with experts.
+    pub fn expert_layers(&self) -> usize {
+        (0..self.layers).filter(|layer| self.kind(*layer).experts).count()
+    }
+
+    /// Whether a block has one MLP.
+    pub(crate) fn has_dense_layer(&self) -> bool {
+        self.expert_layers() < self.layers
+    }
+
+    /// B T k: pairs of a token and one of its experts in a micro-batch.
+    pub(crate) const fn pairs(&self, experts: &ExpertsShape) -> usize {
+        self.tokens() * experts.per_token
     }
 
     /// How attention of block `layer` weighs keys. A window that holds all samples is no window.
@@ -330,12 +402,21 @@ impl DecoderShape {
     }
 
     /// FLOPs per token, forward and backward, without recomputation: 6 per parameter of the
-    /// linears, plus attention's causal matmuls over the keys of each layer's window.
+    /// linears that a token passes, plus attention's causal matmuls over the keys of each layer's
+    /// window. A token passes the router and k experts of a layer with experts.
     pub fn model_flops_per_token(&self) -> f64 {
         let (c, d, l) = (self.hidden as f64, self.head_dim as f64, self.layers as f64);
         let (q, kv) = (self.heads as f64 * d, self.kv_heads as f64 * d);
         let gated = self.architecture.gate.is_some();
         let inner = self.ffn_hidden as f64 * if gated { 3.0 } else { 2.0 };
+        let inner = match &self.experts {
+            None => inner,
+            Some(experts) => {
+                let chosen = 3.0 * (experts.per_token * experts.ffn_hidden) as f64;
+                let sparse = self.expert_layers() as f64;
+                ((l - sparse) * inner + sparse * (chosen + experts.count as f64)) / l
+            }
+        };
         let linears = l * c * (2.0 * q + 2.0 * kv + inner) + self.vocab as f64 * c;
         // Twice the mean number of keys of a query: T without a window.
         let keys = |layer| 2.0 * self.scores(layer).pairs(self.seq_len) / self.seq_len as f64;

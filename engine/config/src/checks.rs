@@ -18,7 +18,7 @@ enum Rule<'a> {
 }
 
 /// All rules between keys.
-const fn rules<'a>() -> [Rule<'a>; 49] {
+const fn rules<'a>() -> [Rule<'a>; 53] {
     use Rule::{Clashes, Computed};
     [
         Computed(Checks::heads_over_ranks),
@@ -36,6 +36,10 @@ const fn rules<'a>() -> [Rule<'a>; 49] {
         Computed(Checks::norm_of_queries),
         Computed(Checks::bias_before_norm),
         Computed(Checks::ffn_over_ranks),
+        Computed(Checks::experts_of_token),
+        Computed(Checks::layers_of_experts),
+        Computed(Checks::experts_over_ranks),
+        Clashes(Checks::OF_EXPERTS),
         Computed(Checks::tokens_over_ranks),
         Computed(Checks::world),
         Computed(Checks::memory),

@@ -66,6 +66,12 @@ pub(super) fn usual_rate(model: &ModelConfig) -> f32 {
 fn parameters(model: &ModelConfig) -> f64 {
     let [layers, hidden, vocab, ffn] =
         [model.layers, model.hidden, model.vocab, model.ffn_hidden].map(|n| n as f64);
+    // Mean width of the MLPs of a layer: its own, or those of its experts.
+    let ffn = model.experts.as_ref().map_or(ffn, |experts| {
+        let sparse = (0..model.layers).filter(|layer| experts.are_in(*layer)).count() as f64;
+        let all = (experts.count * experts.ffn_hidden) as f64;
+        (sparse * all + (layers - sparse) * ffn) / layers
+    });
     let heads = (model.heads + model.kv_heads) as f64 * model.head_dim as f64;
     let tables = if model.tied { 1.0 } else { 2.0 };
     let matrices = if model.family == Family::Llama { 3.0 } else { 2.0 };

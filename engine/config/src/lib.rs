@@ -19,6 +19,7 @@ mod data_rules;
 mod declare;
 mod device;
 mod era;
+mod experts;
 mod file;
 mod find_box;
 mod fine_tune;
@@ -63,6 +64,7 @@ pub use checks::MachineRules;
 pub use columns::ChatColumns;
 pub use data::{ChatTargets, ControlTokens, DataConfig, DataFormat, DataOrder, Packing};
 pub use era::Fact;
+pub use experts::{Balance, ExpertsConfig};
 pub use find_box::find_box;
 pub use keys::keys;
 pub use load::{

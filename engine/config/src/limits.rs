@@ -37,7 +37,11 @@ impl Checks<'_> {
         let [h, k, d] = [m.heads, m.kv_heads, m.head_dim].map(|n| n as u128);
         // Upper bound for all families: a gated MLP, norms of heads, biases and an untied output
         // projection.
-        let block = 2 * (h + k) * d * c + 3 * c * f + 9 * c + (h + 2 * k + 2) * d + f;
+        let experts = m
+            .experts
+            .as_ref()
+            .map_or(0, |experts| experts.count as u128 * c * (3 * experts.ffn_hidden as u128 + 1));
+        let block = 2 * (h + k) * d * c + 3 * c * f + 9 * c + (h + 2 * k + 2) * d + f + experts;
         let total = (2 * v + t) * c + l * block + 2 * c;
         (total > MOST_PARAMETERS).then(|| Violation {
             message: format!(
@@ -56,7 +60,12 @@ impl Checks<'_> {
     pub(super) fn activations(&self) -> Option<Violation> {
         let (m, micro) = (&self.config.model, self.config.batch.micro as u128);
         let t = m.seq_len as u128;
+        let of_experts = m.experts.as_ref().map_or(0, |experts| {
+            let width = m.hidden.max(2 * experts.ffn_hidden) as u128;
+            (experts.per_token as u128 * width).max(experts.count as u128)
+        });
         let (wide, width) = [
+            ("model.experts.per_token", of_experts),
             ("model.hidden", m.hidden as u128),
             ("model.head_dim", (m.heads + 2 * m.kv_heads) as u128 * m.head_dim as u128),
             ("model.ffn_hidden", 2 * m.ffn_hidden as u128),

@@ -1,6 +1,7 @@
 //! Keys of the network.
 
 use super::declare::{choice, section};
+use super::experts::ExpertsConfig;
 use super::layer_pattern::{FULL, WINDOWED, shortest};
 use super::reading::{Interval, KeyDefault, Section};
 use super::rope::{MOST_POSITIONS, RopeConfig, RopeDefaults};
@@ -60,6 +61,12 @@ section! {
         ffn_hidden: usize = uint(
             1..=4_000_000, inner_width(family, hidden).unless(of.map(|m| m.ffn_hidden))
         ), resume: Experiment;
+        /// Experts in the place of the MLP (mixture of experts), for `model.family: Llama`: a router
+        /// chooses some of them for each token, and no token is dropped. If all layers have experts,
+        /// `model.ffn_hidden` is not used. None: each layer has one MLP.
+        experts: Option<ExpertsConfig> = section_or_none(of.map(|m| m.experts.is_some()), |s| {
+            ExpertsConfig::read(s, of.and_then(|m| m.experts.as_ref()))
+        }), resume: Experiment;
         /// Probability of dropout at the embedding, the attention weights and both residual
         /// branches.
         dropout: f32 = float(Interval::below(0.0, 1.0), KeyDefault::Default(0.0)), resume: Experiment;

@@ -50,7 +50,7 @@ fn last(key: &str) -> &str {
 }
 
 impl Checks<'_> {
-    fn ranks(&self) -> Count {
+    pub(super) fn ranks(&self) -> Count {
         Count::new("parallel.tensor", self.config.parallel.tensor, "tensor-parallel rank")
     }
 
@@ -102,6 +102,7 @@ impl Checks<'_> {
             ("model.embedding_scale", m.embedding_scale != 1.0, "a scaled embedding"),
             ("model.residual_scale", m.residual_scale != 1.0, "scaled residual branches"),
             ("model.logit_scale", m.logit_scale != 1.0, "scaled logits"),
+            ("model.experts", m.experts.is_some(), "experts"),
         ];
         let (key, _, what) =
             other.into_iter().find(|(_, differs, _)| *differs && m.family == Family::Gpt2)?;
@@ -351,7 +352,11 @@ impl Checks<'_> {
     }
 
     pub(super) fn ffn_over_ranks(&self) -> Option<Violation> {
-        let ffn = self.config.model.ffn_hidden;
+        let m = &self.config.model;
+        let ffn = m.ffn_hidden;
+        if m.experts.as_ref().is_some_and(|experts| (0..m.layers).all(|l| experts.are_in(l))) {
+            return None;
+        }
         Count::new("model.ffn_hidden", ffn, "channel").split_over(self.ranks())
     }
 }

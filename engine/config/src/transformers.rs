@@ -238,6 +238,7 @@ fn plain() -> ModelConfig {
         seq_len: 1,
         vocab: 2,
         ffn_hidden: 1,
+        experts: None,
         dropout: 0.0,
         init_std: 0.0,
         norm_eps: 0.0,

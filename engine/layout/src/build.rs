@@ -3,7 +3,7 @@
 use crate::LocalMachine;
 use crate::attention::library_scratch;
 use crate::batches::BatchLayout;
-use crate::decoder_parts::{LayerKinds, architecture, layer_kinds};
+use crate::decoder_parts::{LayerKinds, architecture, experts, layer_kinds};
 use crate::placement::kernel_threads;
 pub use config::decimal;
 use config::{
@@ -36,6 +36,9 @@ pub struct RankLayout {
     /// Sums of losses on the device and on the host, F64 (micro-batches + 1). The last sum is for
     /// evaluations.
     pub losses: [Tensor; 2],
+    /// Numbers of tokens of each expert in a step on the host, F64 (layers with experts, E), if the
+    /// model has experts.
+    pub expert_loads: Option<Tensor>,
     /// Barrier of the ranks outside of a step: F64 (1) on the host.
     pub barrier: Tensor,
     /// Number of micro-batches of a step.
@@ -90,6 +93,7 @@ pub fn shape(config: &Config) -> DecoderShape {
         seq_len: m.seq_len,
         vocab: m.vocab,
         ffn_hidden: m.ffn_hidden,
+        experts: experts(m),
         micro_batch: config.batch.micro,
         tp_size: config.parallel.tensor,
         sequence: config.parallel.sequence && config.parallel.tensor > 1,
@@ -315,8 +319,12 @@ impl<'a> LayoutBuilder<'a> {
         let limit = device_limit(config, &layout).filter(|_| resident_blocks.is_none());
         let Some(limit) = limit else { return layout };
         let left = limit.saturating_sub(device_bytes(config, &layout.plan));
-        let block = layout.decoder.params(layout.decoder.segment(SegmentRole::Block(0))).bytes();
-        let most = config.model.layers.min((left / block) as usize);
+        let block = |layer| {
+            layout.decoder.params(layout.decoder.segment(SegmentRole::Block(layer))).bytes()
+        };
+        // Blocks with experts are longer than those with one MLP.
+        let least = (0..config.model.layers).map(block).min().unwrap_or(u64::MAX);
+        let most = config.model.layers.min((left / least) as usize);
         let fitting = (1..=most).rev().map(|resident| with(slots, resident));
         let mut fitting = fitting.filter(|more| fits(config, more));
         fitting.next().unwrap_or(layout)
@@ -394,6 +402,10 @@ impl<'a> LayoutBuilder<'a> {
             small(Arena::Pinned, "losses_host", micro_batches + 1),
         ];
         let meeting = small(Arena::Pinned, "meeting", 1);
+        let expert_loads = decoder.expert_loads().map(|loads| {
+            let at = (Arena::Pinned, "batches and losses");
+            plan.tensor(at, "expert_load_host", Dtype::F64, loads.shape())
+        });
         if scratch.threads > 0 {
             let shape = (1, scratch.floats.bytes(scratch.threads).div_ceil(4) as usize);
             plan.tensor((Arena::Device, "kernel scratch"), "kernel scratch", Dtype::F32, shape);
@@ -405,6 +417,7 @@ impl<'a> LayoutBuilder<'a> {
             optimizer: layout,
             batches,
             losses,
+            expert_loads,
             barrier: meeting,
             micro_batches,
             accumulation: sum,
@@ -484,6 +497,35 @@ mod tests {
         let shared = 2 * 4 * 256 * 64 * 2;
         assert_eq!(bytes(&["attention=Cudnn", "model.kv_heads=2"]), weights + shared);
         assert!(bytes(&[]) < weights, "{} bytes", bytes(&[]));
+    }
+
+    /// Source: the sizes that Qwen/Qwen3-30B-A3B publishes.
+    #[test]
+    fn a_model_with_experts_has_the_parameters_of_its_publisher() {
+        const CONFIG: &str = "(model: (family: Llama, layers: 48, hidden: 2048, heads: 32, kv_heads: 4, \
+            head_dim: 128, seq_len: 4096, vocab: 151936, qk_norm: true, \
+            experts: (count: 128, per_token: 8, ffn_hidden: 768)), train: (steps: 1))";
+        let shape_of = |sets: &[&str]| {
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            let loaded = config::load_str(CONFIG, "test.ron", Path::new("."), &sets);
+            shape(&loaded.unwrap_or_else(|e| panic!("{e}")).config)
+        };
+        let whole = shape_of(&[]);
+        assert_eq!(whole.parameters(), 30_532_122_624);
+        assert_eq!(whole.active_parameters(), 3_353_032_704);
+        // 6 FLOPs for each active parameter of a matmul: all but the norms and the token table.
+        let attention = 6.0 * 4096.0 * (32.0 * 128.0) * 48.0;
+        let norms = (48 * (2 * 2048 + 2 * 128) + 2048) as u64;
+        let matmuls = whole.active_parameters() - norms - 151_936 * 2048;
+        let expected = 6.0 * matmuls as f64 + attention;
+        let flops = whole.model_flops_per_token();
+        assert!((flops / expected - 1.0).abs() < 1e-3, "{flops:e} {expected:e}");
+        // One MLP of 2048 x 8/3 channels, up to a multiple of 64, in the place of experts.
+        let dense = shape_of(&["model.experts.dense_layers=[0]"]);
+        let experts = 128 * 3 * 2048 * 768 + 128 * 2048;
+        assert_eq!(whole.parameters() - dense.parameters(), experts - 3 * 2048 * 5504);
+        let longest = [&whole, &dense].map(Decoder::longest_segment);
+        assert_eq!(longest[0], longest[1]);
     }
 
     /// Lays out the quickstart config on one rank, and on its own number of ranks.

@@ -5,7 +5,9 @@ use config::{Family, ModelConfig, RopeConfig, decimal};
 use device::{Dtype, Gate};
 use half::{bf16, f16};
 use std::sync::Arc;
-use tensor_parallel::{Architecture, LayerKind, NormPlace, QkNorm, Rope, RopeScaling};
+use tensor_parallel::{
+    Architecture, Balance, ExpertsShape, LayerKind, NormPlace, QkNorm, Rope, RopeScaling,
+};
 
 /// Choice of the decoder's parts. `dtype`: storage type of its parameters.
 pub fn architecture(m: &ModelConfig, dtype: Dtype) -> Architecture {
@@ -77,21 +79,38 @@ pub fn layer_kinds(m: &ModelConfig, seq_len: usize) -> LayerKinds {
     let rope = |of: &RopeConfig| rotary.then(|| rope(of, m.head_dim, seq_len));
     let (full, windowed) = (rope(&m.rope), rope(&m.window_rope));
     let kind = |letter| match letter {
-        WINDOWED => LayerKind { window: m.window, rope: windowed.clone() },
-        UNROTATED => LayerKind { window: None, rope: None },
-        _ => LayerKind { window: None, rope: full.clone() },
+        WINDOWED => LayerKind { window: m.window, rope: windowed.clone(), experts: false },
+        UNROTATED => LayerKind::PLAIN,
+        _ => LayerKind { window: None, rope: full.clone(), experts: false },
     };
     let mut kinds: Vec<LayerKind> = Vec::new();
-    let index_of = |letter| {
-        let kind = kind(letter);
+    let index_of = |(layer, letter)| {
+        let experts = m.experts.as_ref().is_some_and(|experts| experts.are_in(layer));
+        let kind = LayerKind { experts, ..kind(letter) };
         let known = kinds.iter().position(|known| *known == kind);
         known.unwrap_or_else(|| {
             kinds.push(kind);
             kinds.len() - 1
         })
     };
-    let layer_kinds = m.layer_letters().map(index_of).collect();
+    let layer_kinds = m.layer_letters().enumerate().map(index_of).collect();
     LayerKinds { kinds, layer_kinds }
+}
+
+/// The experts of the layers that have some.
+pub(crate) fn experts(m: &ModelConfig) -> Option<ExpertsShape> {
+    let experts = m.experts.as_ref()?;
+    Some(ExpertsShape {
+        count: experts.count,
+        per_token: experts.per_token,
+        ffn_hidden: experts.ffn_hidden,
+        normalize: experts.normalize,
+        balance: match experts.balance {
+            config::Balance::Off => None,
+            config::Balance::HuggingFace { factor } => Some(Balance::HuggingFace(decimal(factor))),
+            config::Balance::Megatron { factor } => Some(Balance::Megatron(decimal(factor))),
+        },
+    })
 }
 
 /// Rotary positions of heads of `head_dim` elements.
@@ -209,6 +228,25 @@ mod tests {
         assert_eq!(layer_kinds, [0, 0, 1, 0, 0, 1]);
         assert!(kinds[0].rope.is_some() && kinds[1].rope.is_none());
         assert_eq!(super::layer_kinds(&model(""), 64).kinds.len(), 1);
+    }
+
+    #[test]
+    fn layers_with_experts_are_a_kind_of_their_own() {
+        let m = model(
+            "layer_pattern: \"WF\", window: 8, \
+            experts: (count: 8, per_token: 2, ffn_hidden: 64, dense_layers: [0, 3], balance: Megatron(factor: 0.01))",
+        );
+        let LayerKinds { kinds, layer_kinds } = layer_kinds(&m, 64);
+        assert_eq!(layer_kinds, [0, 1, 2, 3, 2, 1]);
+        let of = kinds.iter().map(|kind| (kind.window, kind.experts));
+        let expected = [(Some(8), false), (None, true), (Some(8), true), (None, false)];
+        assert_eq!(of.collect::<Vec<_>>(), expected);
+        let shape = experts(&m);
+        let balance = Some(Balance::Megatron(0.01));
+        let (count, per_token, ffn_hidden, normalize) = (8, 2, 64, true);
+        let expected = ExpertsShape { count, per_token, ffn_hidden, normalize, balance };
+        assert_eq!(shape, Some(expected));
+        assert_eq!(experts(&model("")), None);
     }
 
     /// Source: the sizes of Gemma 3 12B, 27B and 4B, rounded by PyTorch.

@@ -1,5 +1,5 @@
 //! Least memory of all layouts of a config. The time does not depend on the number of blocks: two
-//! models of a few blocks are laid out, and each further block counts like the last one.
+//! models of a few blocks are laid out, and each further block of a form counts like the last one.
 
 use crate::LocalMachine;
 use crate::build::{LayoutBuilder, RankLayout, device_limit};
@@ -26,6 +26,26 @@ const ROUNDING: u64 = 3 * 256;
 
 /// Least number of blocks in a ring, if the config gives no number.
 const LEAST_RING: usize = 2;
+
+/// Numbers of blocks of each form.
+#[derive(Clone, Copy)]
+struct BlockCounts {
+    /// Blocks with one MLP.
+    dense: usize,
+    /// Blocks with experts.
+    sparse: usize,
+}
+
+impl BlockCounts {
+    fn of(config: &Config) -> Self {
+        let m = &config.model;
+        let sparse = m
+            .experts
+            .as_ref()
+            .map_or(0, |experts| (0..m.layers).filter(|layer| experts.are_in(*layer)).count());
+        Self { dense: m.layers - sparse, sparse }
+    }
+}
 
 /// Least memory that `config` needs, over all choices that the config leaves open.
 pub fn least_bytes(config: &Config, machine: &LocalMachine) -> LeastBytes {
@@ -72,10 +92,13 @@ fn of_form(form: &Config, config: &Config, machine: &LocalMachine) -> Vec<LeastB
             Ring { buffers: form.offload.ring.unwrap_or(LEAST_RING), resident: 0 }
         }
     };
-    let (blocks, few) = (form.model.layers, ring.buffers.max(2));
-    let with = |blocks: usize, sum| {
+    let (blocks, few) = (BlockCounts::of(form), ring.buffers.max(2));
+    let with = |blocks: BlockCounts, sum| {
         let mut few = form.clone();
-        few.model.layers = blocks;
+        few.model.layers = blocks.dense + blocks.sparse;
+        if let Some(experts) = &mut few.model.experts {
+            experts.dense_layers = (0..blocks.dense).collect();
+        }
         (few.offload.ring, few.offload.resident_blocks) = (None, None);
         let builder = LayoutBuilder::of_least_threads(&few, machine);
         let layout = builder.plan_layout(sum, ring);
@@ -83,17 +106,22 @@ fn of_form(form: &Config, config: &Config, machine: &LocalMachine) -> Vec<LeastB
     };
     let sums = LayoutBuilder::of_least_threads(config, machine).accumulations(ring);
     let of_sum = |sum| {
-        let first = with(blocks.min(few), sum);
+        let start = BlockCounts { dense: blocks.dense.min(few), sparse: blocks.sparse.min(few) };
+        let first = with(start, sum);
         let limit = limit(form, &first.2);
-        let (device, pinned) = if blocks <= few {
-            (first.0, first.1)
-        } else {
-            let (next, more) = (with(few + 1, sum), (blocks - few) as u64);
-            let all = |first: u64, next: u64| {
-                first + more * next.saturating_sub(first).saturating_sub(ROUNDING)
-            };
-            (all(first.0, next.0), all(first.1, next.1))
-        };
+        let (mut device, mut pinned) = (first.0, first.1);
+        let dense = (blocks.dense, BlockCounts { dense: start.dense + 1, ..start });
+        let sparse = (blocks.sparse, BlockCounts { sparse: start.sparse + 1, ..start });
+        for (count, one_more) in [dense, sparse] {
+            if count > few {
+                let (next, more) = (with(one_more, sum), (count - few) as u64);
+                let growth = |first: u64, next: u64| {
+                    more * next.saturating_sub(first).saturating_sub(ROUNDING)
+                };
+                device += growth(first.0, next.0);
+                pinned += growth(first.1, next.1);
+            }
+        }
         LeastBytes { device, pinned, both: device + pinned, limit }
     };
     sums.into_iter().map(of_sum).collect()

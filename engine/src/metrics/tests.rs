@@ -22,6 +22,7 @@ fn step(step: u64) -> StepMetrics {
         documents: None,
         padding: None,
         verified: None,
+        expert_load: None,
     }
 }
 
@@ -48,6 +49,17 @@ fn warnings(write: impl FnOnce()) -> String {
     let subscriber = tracing_subscriber::fmt().with_writer(log).finish();
     tracing::subscriber::with_default(subscriber, write);
     fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn a_step_of_a_model_with_experts_has_their_load() {
+    let (_folder, path) = file();
+    let load = ExpertLoad { least_tokens: 3, most_tokens: 40, largest_share: 0.625, dead: 0 };
+    let mut metrics = open(&path, 0).unwrap();
+    metrics.step(&StepMetrics { expert_load: Some(load), ..step(1) }, None);
+    let text = fs::read_to_string(&path).unwrap();
+    let keys = r#","least_expert_tokens":3,"most_expert_tokens":40,"largest_expert_share":0.625,"dead_experts":0,"time":"#;
+    assert!(text.contains(keys), "{text}");
 }
 
 #[test]

@@ -47,8 +47,12 @@ pub(super) fn cut(whole: &DecoderShape) -> DecoderShape {
     let tokens = micro_batch * seq_len;
     // Runs of the head after the first one add to gradients.
     let has_runs = whole.tokens() > whole.head_rows;
+    // A block with experts has all kernels of the others, but for those of one MLP.
+    let first = whole.layer_kinds.iter().find(|kind| whole.kinds[**kind].experts);
+    let layer_kinds = first.map_or_else(|| whole.layer_kinds.clone(), |kind| vec![*kind]);
     DecoderShape {
         layers: 1,
+        layer_kinds,
         seq_len,
         micro_batch,
         checkpoint_slots: 1,

@@ -1,5 +1,6 @@
 //! The messages of a run, and their channel to the calling thread.
 
+use crate::run::expert_load::ExpertLoad;
 use crate::train::batch::StepContents;
 use device::{Activity, Communicator};
 use offload::SpeculationOutcome;
@@ -17,6 +18,8 @@ pub struct StepReport {
     pub targets: u64,
     /// Documents and padding of the samples; `None` if samples are windows of a text.
     pub contents: Option<StepContents>,
+    /// Load of the experts, if the model has experts.
+    pub expert_load: Option<ExpertLoad>,
     /// Norm of the unscaled mean gradient, before clipping.
     pub grad_norm: f64,
     /// Loss scale that the backward pass used; 1 without scaling.

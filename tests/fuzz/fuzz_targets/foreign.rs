@@ -15,6 +15,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         seq_len: 16,
         vocab: 61,
         ffn_hidden: 96,
+        experts: None,
         dropout: 0.0,
         init_std: 0.02,
         from: None,

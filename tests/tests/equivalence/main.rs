@@ -2,6 +2,7 @@
 
 mod bits;
 mod chat_templates;
+mod experts;
 mod hugging_face;
 mod layouts;
 mod llama;

@@ -57,6 +57,7 @@ fn shape((tp_size, dp_size, sequence): (usize, usize, bool)) -> DecoderShape {
         seq_len: T,
         vocab: V,
         ffn_hidden: 4 * C,
+        experts: None,
         micro_batch: B / dp_size,
         tp_size,
         sequence,

@@ -244,6 +244,7 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
         seq_len,
         vocab,
         ffn_hidden,
+        experts: _,
         dropout,
         init_std,
         norm_eps,

@@ -211,7 +211,7 @@ fn plots(runs: &[Curves]) -> String {
         });
         [of_evals(run, run.name.clone(), &|eval| eval.loss)].into_iter().chain(sets)
     });
-    let all: [(&str, &str, Vec<Series>); 8] = [
+    let all: [(&str, &str, Vec<Series>); 10] = [
         ("Loss", "nats per token", of_steps(|step| step.loss)),
         ("Validation loss", "nats per token", validation.collect()),
         ("Learning rate", "", of_steps(|step| step.lr)),
@@ -220,6 +220,12 @@ fn plots(runs: &[Curves]) -> String {
         ("Loss scale", "", of_steps(|step| step.loss_scale)),
         ("Memory of the fullest device, as planned", "", of_steps(|step| step.device_memory)),
         ("Memory of the process on the host", "", of_steps(|step| step.host_memory)),
+        (
+            "Largest share of an expert in the tokens of its layer",
+            "",
+            of_steps(|step| step.largest_expert_share),
+        ),
+        ("Experts without a token", "", of_steps(|step| step.dead_experts.map(|dead| dead as f64))),
     ];
     let mut out = String::new();
     for (title, unit, mut series) in all {

@@ -108,6 +108,31 @@ impl Section<'_, '_> {
         })
     }
 
+    /// Reads a list of whole numbers.
+    pub(crate) fn uints(
+        &mut self,
+        key: Declaration,
+        range: RangeInclusive<u64>,
+        or: KeyDefault<Vec<usize>>,
+    ) -> Vec<usize> {
+        let values = format!(
+            "list of whole numbers from {} to {}",
+            grouped(*range.start()),
+            grouped(*range.end())
+        );
+        let show = |list: &Vec<usize>| format!("{list:?}");
+        self.leaf(key, or, values, show, |reader, node| match &node.kind {
+            NodeKind::List(items) => items.iter().map(|item| whole(reader, item, &range)).collect(),
+            _ => Err(Complaint {
+                message: format!(
+                    "expected a list of whole numbers, found {}",
+                    reader.item(node).found()
+                ),
+                help: "write a list such as `[0, 3]`".into(),
+            }),
+        })
+    }
+
     /// Reads `true` or `false`.
     pub(crate) fn flag(&mut self, key: Declaration, or: KeyDefault<bool>) -> bool {
         let values = "`true` or `false`".into();

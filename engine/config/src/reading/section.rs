@@ -2,7 +2,7 @@
 
 use super::{
     Complaint, ConfigReader, Declaration, Field, Key, Node, NodeKind, ParseResult, Problem, Span,
-    Spot, UnknownKey, join, name_of, ticked,
+    Spot, UnknownKey, is_name, join, name_of, ticked,
 };
 use crate::{Origin, ResumeEffect};
 
@@ -241,17 +241,70 @@ impl<'n> Section<'_, 'n> {
         self.describe(&path, key, &KeyDefault::Default(()), "a section".into(), &|()| {
             String::new()
         });
+        let group = self.group_of(key, path, field.map(|field| (field, &field.value)));
+        self.reader.enter(group, inside)
+    }
+
+    /// Reads `key: (...)`, or `None`. A key that is left out is a section of defaults if `folder`,
+    /// the folder of the model, has the section; else it is `None`.
+    pub(crate) fn section_or_none<T>(
+        &mut self,
+        key: Declaration,
+        folder: Option<bool>,
+        inside: impl FnOnce(&mut Section<'_, 'n>) -> T,
+    ) -> Option<T> {
+        let (path, field) = self.take(key.name);
+        self.describe(&path, key, &KeyDefault::Default(()), "section, or `None`".into(), &|()| {
+            "None".into()
+        });
+        if self.reader.described.is_some() {
+            let group = Group { broken: true, ..self.group_of(key, path, None) };
+            self.reader.enter(group, inside);
+            return None;
+        }
+        let value = field.map(|field| match &field.value.kind {
+            NodeKind::Tuple { name: Some(name), items } if name == "Some" && items.len() == 1 => {
+                &items[0]
+            }
+            _ => &field.value,
+        });
+        let is_none =
+            |node: &Node| matches!(&node.kind, NodeKind::Word(word) if is_name(word, "None"));
+        if !value.map_or(folder == Some(true), |node| !is_none(node)) {
+            let origin = match (field, folder) {
+                (Some(field), _) => {
+                    let place = field.value.place;
+                    let line = self.reader.file(place).map(|source| source.spot(place).line);
+                    line.map_or(Origin::Set, |line| Origin::File { line })
+                }
+                (None, Some(_)) => Origin::Derived("config.json".into()),
+                (None, None) => Origin::Default,
+            };
+            self.reader.origins.push((path, "None".into(), origin));
+            return None;
+        }
+        let group = self.group_of(key, path, field.zip(value));
+        Some(self.reader.enter(group, inside))
+    }
+
+    /// The keys of the section `key`, whose value is the second part of `found`.
+    fn group_of(
+        &mut self,
+        key: Declaration,
+        path: String,
+        found: Option<(&'n Field, &'n Node)>,
+    ) -> Group<'n> {
         let (mut fields, mut broken): (&'n [Field], _) = (&[], self.group.broken);
         let mut at = self.group.at;
-        if let Some(field) = field {
+        if let Some((field, value)) = found {
             if self.reader.file(field.key_place).is_some() {
                 at = field.key_place;
             }
-            match &field.value.kind {
+            match &value.kind {
                 NodeKind::Struct { name: None, fields: inner } => fields = inner,
                 _ => {
                     broken = true;
-                    let found = self.reader.item(&field.value).found();
+                    let found = self.reader.item(value).found();
                     let message = format!("expected `( key: value, ... )`, found {found}");
                     let help = format!("`{path}` is a section: write `{}: ( ... )`", key.name);
                     self.reader.report(&path, field.value.place, Complaint { message, help });
@@ -259,8 +312,7 @@ impl<'n> Section<'_, 'n> {
             }
         }
         let owner = format!("`{path}`");
-        let group = Group { path, owner, variant: None, resume: None, fields, at, broken };
-        self.reader.enter(group, inside)
+        Group { path, owner, variant: None, resume: None, fields, at, broken }
     }
 
     /// Reads `key: Variant` or `key: Variant(...)` if the keys need no context.

@@ -19,6 +19,10 @@ fn every_part_is_read_and_comes_back() {
         panic!()
     };
     assert_eq!((beta_slow, truncate, attention_factor), (1.0, false, None));
+    let experts = m.experts.as_ref().unwrap();
+    assert_eq!((experts.count, experts.per_token, experts.ffn_hidden), (6, 3, 24));
+    assert_eq!((experts.normalize, &experts.dense_layers[..]), (false, &[0, 4][..]));
+    assert_eq!(experts.balance, Balance::Megatron { factor: 0.01 });
     let text = config.to_ron();
     assert_eq!(tests::config(&text, &[]), config, "{text}");
     // A norm over all heads has no gains around 1.
@@ -125,10 +129,81 @@ fn a_gpt2_has_none_of_the_parts_of_later_families() {
         ("model.embedding_scale=8", "model.embedding_scale"),
         ("model.residual_scale=0.5", "model.residual_scale"),
         ("model.logit_scale=0.5", "model.logit_scale"),
+        ("model.experts=(count: 4, per_token: 2, ffn_hidden: 8)", "model.experts"),
     ] {
         refuses(&[set], key, &["a GPT-2 is not made like that", "set `model.family` to `Llama`"]);
         config(LEAST, &["model.family=Llama", set]);
     }
+}
+
+#[test]
+fn experts_are_a_section_or_none() {
+    let llama = |sets: &[&'static str]| [&["model.family=Llama"][..], sets].concat();
+    let experts = |sets: &[&'static str]| config(LEAST, &llama(sets)).model.experts;
+    assert_eq!(experts(&[]), None);
+    assert_eq!(experts(&["model.experts=None"]), None);
+    let keys = ["model.experts.count=4", "model.experts.per_token=2", "model.experts.ffn_hidden=8"];
+    let expected = ExpertsConfig {
+        count: 4,
+        per_token: 2,
+        ffn_hidden: 8,
+        normalize: true,
+        dense_layers: Vec::new(),
+        balance: Balance::Off,
+    };
+    assert_eq!(experts(&keys), Some(expected.clone()));
+    let whole = ["model.experts=(count: 4, per_token: 2, ffn_hidden: 8)"];
+    assert_eq!(experts(&whole), Some(expected.clone()));
+    let some = ["model.experts=Some((count: 4, per_token: 2, ffn_hidden: 8))"];
+    assert_eq!(experts(&some), Some(expected));
+    refuses(&llama(&["model.experts=8"]), "model.experts", &["`model.experts` is a section"]);
+    refuses(&llama(&keys[..2]), "model.experts.ffn_hidden", &["required and missing"]);
+    let with = |more: &[&'static str]| llama(&[&keys[..], more].concat());
+    refuses(
+        &with(&["model.experts.per_token=5"]),
+        "model.experts.per_token",
+        &["5 different experts of 4 experts", "at most 4"],
+    );
+    refuses(
+        &with(&["model.experts.dense_layers=[9]"]),
+        "model.experts.dense_layers",
+        &["there is no layer 9"],
+    );
+    refuses(
+        &with(&["model.experts.dense_layers=[0, 1]", "model.layers=2"]),
+        "model.experts.dense_layers",
+        &["no layer has experts"],
+    );
+    refuses(
+        &with(&["model.experts.dense_layers=0"]),
+        "model.experts.dense_layers",
+        &["expected a list of whole numbers", "[0, 3]"],
+    );
+    refuses(
+        &with(&["model.experts.ffn_hidden=9", "parallel.tensor=2"]),
+        "model.experts.ffn_hidden",
+        &["9 = 4 x 2 + 1", "8 or 10"],
+    );
+    refuses(
+        &with(&["model.experts.ffn_hidden=12", "model.hidden=64", "device=Cuda"]),
+        "model.experts.ffn_hidden",
+        &["in multiples of 8: 12 channels of a rank are none"],
+    );
+    refuses(
+        &with(&["precision=Fp8", "model.head_dim=16"]),
+        "precision",
+        &["no fp8 matmuls of experts"],
+    );
+    refuses(
+        &with(&["precision=Fp16", "model.experts.balance=HuggingFace(factor: 0.001)"]),
+        "model.experts.balance",
+        &["by the loss scale of `Fp16`"],
+    );
+    refuses(
+        &with(&["model.experts.balance=HuggingFace"]),
+        "model.experts.balance.factor",
+        &["required and missing"],
+    );
 }
 
 #[test]

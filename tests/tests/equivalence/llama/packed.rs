@@ -66,6 +66,7 @@ impl Model {
             seq_len: T,
             vocab: V,
             ffn_hidden: 4 * 32,
+            experts: None,
             micro_batch: B / dp,
             tp_size: tp,
             sequence,

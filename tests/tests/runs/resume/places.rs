@@ -25,3 +25,37 @@ fn a_run_goes_on_with_parameters_at_another_place() {
         }
     }
 }
+
+/// Two layers with experts, and one with an MLP between them.
+const SPARSE: &[&str] = &[
+    "model.family=Llama",
+    "model.experts=(count: 6, per_token: 2, ffn_hidden: 24, dense_layers: [1])",
+    "train.steps=6",
+];
+
+#[test]
+fn a_run_of_experts_goes_on_at_every_step_and_on_other_ranks() {
+    let base = with(BASE, SPARSE);
+    let folder = tempfile::tempdir().unwrap();
+    let sets = with(&base, &["parallel.tensor=2", "parallel.data=2"]);
+    let straight = run(&sets, 1, folder.path(), None);
+    for step in 1..straight.outcome.step {
+        let again = tempfile::tempdir().unwrap();
+        let resumed = run(&sets, 1, again.path(), Some(open(folder.path(), step)));
+        assert_goes_on_as(&straight, &resumed, step, &format!("after step {step}"));
+    }
+    // The states of a checkpoint are those of the whole model: a run with as many replicas and
+    // micro-batches goes on from them, on any number of tensor-parallel ranks.
+    let grids: [&[&str]; 3] =
+        [&["parallel.tensor=4"], &["parallel.data=2"], &["parallel.tensor=2", "recompute=Block"]];
+    for grid in grids {
+        let again = tempfile::tempdir().unwrap();
+        let from = open(folder.path(), 3);
+        let resumed = run(&with(&base, grid), 1, again.path(), Some(from));
+        for (step, report) in &resumed.steps {
+            let expected = &straight.steps[step];
+            let apart = (report.loss - expected.loss).abs();
+            assert!(apart < 0.02, "{grid:?}, step {step}: {} {}", report.loss, expected.loss);
+        }
+    }
+}

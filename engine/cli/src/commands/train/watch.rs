@@ -101,6 +101,7 @@ impl Watch {
             documents: step.contents.map(|held| held.documents),
             padding: step.contents.map(|held| held.padding),
             verified: step.verified,
+            expert_load: step.expert_load,
         };
         if let Some(same) = step.verified {
             self.verified[0] += 1;

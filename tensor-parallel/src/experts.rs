@@ -1,0 +1,457 @@
+//! Mixture of experts: a router chooses k of E gated MLPs for each token (arXiv 1701.06538). No
+//! token is dropped, so a micro-batch always has R = B T k pairs of a token and an expert.
+//!
+//! Every rank holds a part of every expert, cut as the MLP is cut. The router is replicated and
+//! works on the gathered tokens, so all ranks choose alike. Its choices are kept for the backward
+//! pass: no recomputation routes again.
+
+use crate::branch::{Branch, Scratch};
+use crate::params::{FlatBuffer, ParamDeclarations, Split};
+use crate::shape::{Balance, DecoderShape, ExpertsShape, Recompute};
+use device::{
+    Arena, Device, Dropout, Dtype, Epilogue, Event, ExpertWeights, Gate, Group, GroupedForm,
+};
+use device::{Lane::Compute, Lane::TpComm, Op, Plan, Reduction, Tensor, expert_sort_scratch};
+
+/// Parameters of a layer's experts, or their gradients.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Experts {
+    pub(crate) router: Tensor, // (E, C)
+    gate_up: ExpertWeights,    // E times (2I/t, C): gate, then up
+    proj: ExpertWeights,       // E times (C, I/t)
+}
+
+/// The choices of a layer's router for a micro-batch. They stay until the layer's backward pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Routes {
+    logits: Tensor,  // (B T, E) F32; the backward pass replaces them by their gradient
+    weights: Tensor, // (B T, k) F32
+    choices: Tensor, // (B T, k) I32
+    offsets: Tensor, // (1, E + 1) I32: first row of each expert
+    order: Tensor,   // (1, R) I32: pair of each row
+    places: Tensor,  // (B T, k) I32: row of each pair
+}
+
+/// Activations of the experts, for the backward pass. Rows are sorted by expert.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertsActivations {
+    pre: Tensor, // (R, 2I/t): gate, then up
+    act: Tensor, // (R, I/t)
+    y: Tensor,   // (R, C): this rank's part of the experts' outputs
+}
+
+/// Transients of a layer's experts; all layers share them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertsScratch {
+    sorted: Tensor,           // (R, C): input of the experts
+    d_act: Tensor,            // (R, I/t)
+    d_weights: Tensor,        // (B T, k) F32
+    d_logits: Option<Tensor>, // (B T, E), if the model's type is not F32
+    sort: Tensor,             // (1, n) I32: histograms of the sort
+    /// (R, I/t): the activation, which the backward pass recomputes with [`Recompute::Selective`].
+    act: Option<Tensor>,
+}
+
+/// Counts of the tokens that chose each expert, F64, and the gradients of the balance loss.
+#[derive(Clone, Debug)]
+pub(crate) struct ExpertLoads {
+    /// (layers with experts, E): counts of the running step.
+    pub(crate) step: Tensor,
+    /// By slot: counts of a micro-batch. Empty without a balance loss.
+    balance: Vec<BalanceTensors>,
+}
+
+/// Tensors of the balance loss: a row for each layer with experts, or one row if the loss joins the
+/// layers.
+#[derive(Clone, Copy, Debug)]
+struct BalanceTensors {
+    counts: Tensor, // (rows, E) F64
+    grads: Tensor,  // (rows, E) F32
+}
+
+/// A layer's rows of [`ExpertLoads`] for the micro-batches of a slot, (1, E) each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerLoads {
+    /// F64: counts of the step.
+    step: Tensor,
+    /// F64: counts of the micro-batch, if there is a balance loss.
+    microbatch: Option<Tensor>,
+    /// F32: gradients of the balance loss with respect to the probabilities, if there is one.
+    balance: Option<Tensor>,
+}
+
+/// The tensors of a layer's router that differ by slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RouterSlot {
+    pub(crate) routes: Routes,
+    pub(crate) loads: LayerLoads,
+}
+
+/// The experts of a layer in a pass, with their activations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AppliedExperts {
+    pub(crate) experts: Experts,
+    pub(crate) shape: ExpertsShape,
+    pub(crate) gate: Gate,
+    pub(crate) routes: Routes,
+    pub(crate) loads: LayerLoads,
+    pub(crate) saved: ExpertsActivations,
+    pub(crate) scratch: ExpertsScratch,
+}
+
+/// Prefix of the experts' parameters.
+const EXPERTS: &str = "moe.experts.";
+/// Name of the router's weight.
+const ROUTER: &str = "moe.router";
+
+impl Experts {
+    /// Declares the experts' matrices with the prefix `moe.experts.`. A rank's rows of an expert's
+    /// gate and up are adjacent, so that one matmul computes both.
+    pub(crate) fn declare(
+        params: &mut ParamDeclarations,
+        shape: &DecoderShape,
+        experts: &ExpertsShape,
+    ) {
+        let (c, i) = (shape.hidden, experts.ffn_hidden);
+        for expert in 0..experts.count {
+            for part in ["gate", "up"] {
+                let name = format!("{EXPERTS}{expert}.{part}.weight");
+                params.add(&name, (i, c), Split::Rows, shape.weight_init());
+            }
+        }
+        for expert in 0..experts.count {
+            let name = format!("{EXPERTS}{expert}.proj.weight");
+            params.add(&name, (c, i), Split::Columns, shape.residual_init());
+        }
+    }
+
+    /// Declares the router's weight (E, C). It must stand directly after the weights of keys and
+    /// values: the elements that a rank does not count are then one run.
+    pub(crate) fn declare_router(
+        params: &mut ParamDeclarations,
+        shape: &DecoderShape,
+        experts: &ExpertsShape,
+    ) {
+        let size = (experts.count, shape.hidden);
+        params.add(&format!("{ROUTER}.weight"), size, Split::Replicated, shape.weight_init());
+    }
+
+    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, experts: &ExpertsShape) -> Self {
+        let (c, inner) = (shape.hidden, experts.ffn_hidden / shape.tp_size);
+        // The name without the expert's number.
+        let own =
+            |name: &str| Some(name.strip_prefix(EXPERTS)?.split_once('.')?.1 == "proj.weight");
+        let weights = |whose, is_proj, shape: (usize, usize)| ExpertWeights {
+            all: flat.run_of(whose, |name| own(name) == Some(is_proj)),
+            shape,
+            count: experts.count,
+            stride: shape.0 * shape.1,
+        };
+        Self {
+            router: flat.get(ROUTER, "weight"),
+            gate_up: weights("gates of experts", false, (2 * inner, c)),
+            proj: weights("projections of experts", true, (c, inner)),
+        }
+    }
+}
+
+impl Routes {
+    pub(crate) fn plan(
+        plan: &mut Plan,
+        name: &str,
+        shape: &DecoderShape,
+        experts: &ExpertsShape,
+    ) -> Self {
+        let (tokens, k) = (shape.tokens(), experts.per_token);
+        let mut one = |what: &str, dtype, size| {
+            plan.tensor((Arena::Device, "routes"), format!("{name}.moe.{what}"), dtype, size)
+        };
+        Self {
+            logits: one("logits", Dtype::F32, (tokens, experts.count)),
+            weights: one("weights", Dtype::F32, (tokens, k)),
+            choices: one("choices", Dtype::I32, (tokens, k)),
+            offsets: one("offsets", Dtype::I32, (1, experts.count + 1)),
+            order: one("order", Dtype::I32, (1, tokens * k)),
+            places: one("places", Dtype::I32, (tokens, k)),
+        }
+    }
+
+    /// The choices for the first `rows` tokens.
+    fn first(self, rows: usize) -> Self {
+        let (_, k) = self.choices.shape();
+        Self {
+            logits: self.logits.rows(0..rows),
+            weights: self.weights.rows(0..rows),
+            choices: self.choices.rows(0..rows),
+            offsets: self.offsets,
+            order: self.order.slice(0..rows * k),
+            places: self.places.rows(0..rows),
+        }
+    }
+}
+
+impl ExpertsActivations {
+    pub(crate) fn plan(
+        plan: &mut Plan,
+        name: &str,
+        shape: &DecoderShape,
+        experts: &ExpertsShape,
+        scratch: &Scratch,
+    ) -> Self {
+        let (pairs, inner) = (shape.pairs(experts), experts.ffn_hidden / shape.tp_size);
+        let mut own = |what: &str, width| {
+            let name = format!("{name}.moe.{what}");
+            plan.tensor((Arena::Device, "activations"), name, shape.dtype, (pairs, width))
+        };
+        Self {
+            pre: own("gate_up", 2 * inner),
+            act: match scratch.experts().act {
+                Some(recomputed) => recomputed,
+                None => own(shape.activation(), inner),
+            },
+            y: own("outputs", shape.hidden),
+        }
+    }
+
+    /// The first `pairs` rows.
+    fn first(self, pairs: usize) -> Self {
+        let Self { pre, act, y } = self;
+        Self { pre: pre.rows(0..pairs), act: act.rows(0..pairs), y: y.rows(0..pairs) }
+    }
+}
+
+impl ExpertsScratch {
+    pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape, experts: &ExpertsShape) -> Self {
+        let (tokens, pairs) = (shape.tokens(), shape.pairs(experts));
+        let inner = experts.ffn_hidden / shape.tp_size;
+        let mut one = |name: &str, dtype, size| {
+            plan.tensor((Arena::Device, "transients"), format!("moe.{name}"), dtype, size)
+        };
+        let histograms = (1, expert_sort_scratch(pairs, experts.count));
+        Self {
+            sorted: one("sorted", shape.dtype, (pairs, shape.hidden)),
+            d_act: one("d_act", shape.dtype, (pairs, inner)),
+            d_weights: one("d_weights", Dtype::F32, (tokens, experts.per_token)),
+            d_logits: (shape.dtype != Dtype::F32)
+                .then(|| one("d_logits", shape.dtype, (tokens, experts.count))),
+            sort: one("sort", Dtype::I32, histograms),
+            act: (shape.recompute == Recompute::Selective)
+                .then(|| one(shape.activation(), shape.dtype, (pairs, inner))),
+        }
+    }
+
+    /// The transients for the first `rows` tokens, which have `pairs` experts.
+    fn first(self, rows: usize, pairs: usize) -> Self {
+        Self {
+            sorted: self.sorted.rows(0..pairs),
+            d_act: self.d_act.rows(0..pairs),
+            d_weights: self.d_weights.rows(0..rows),
+            d_logits: self.d_logits.map(|d_logits| d_logits.rows(0..rows)),
+            sort: self.sort,
+            act: self.act.map(|act| act.rows(0..pairs)),
+        }
+    }
+}
+
+impl ExpertLoads {
+    /// Plans the counts of a model of `shape`, if it has experts.
+    pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape) -> Option<Self> {
+        let (experts, layers) = (shape.experts?, shape.expert_layers());
+        let mut one = |name: String, dtype, rows| {
+            let size = (rows, experts.count);
+            plan.tensor((Arena::Device, "expert loads"), name, dtype, size)
+        };
+        let step = one("expert_load".into(), Dtype::F64, layers);
+        let rows = experts.balance.map(|balance| match balance {
+            Balance::HuggingFace(_) => 1,
+            Balance::Megatron(_) => layers,
+        });
+        let slots = 0..rows.map_or(0, |_| shape.checkpoint_slots);
+        let of_slot = |slot| BalanceTensors {
+            counts: one(format!("balance.{slot}.counts"), Dtype::F64, rows.unwrap_or(0)),
+            grads: one(format!("balance.{slot}.gradients"), Dtype::F32, rows.unwrap_or(0)),
+        };
+        let balance = slots.map(of_slot).collect();
+        Some(Self { step, balance })
+    }
+
+    /// Rows of layer number `index` of the layers with experts, for a micro-batch in slot `slot`.
+    pub(crate) fn of_layer(&self, slot: usize, index: usize) -> LayerLoads {
+        let row = |t: Tensor| {
+            // All layers share the only row of a loss that joins them.
+            let row = index % t.shape().0;
+            t.rows(row..row + 1)
+        };
+        let balance = self.balance.get(slot);
+        LayerLoads {
+            step: row(self.step),
+            microbatch: balance.map(|balance| row(balance.counts)),
+            balance: balance.map(|balance| row(balance.grads)),
+        }
+    }
+
+    /// Before the forward pass of a micro-batch: its counts are zero.
+    pub(crate) fn begin(&self, dev: &Device, slot: usize) {
+        if let Some(BalanceTensors { counts, .. }) = self.balance.get(slot) {
+            dev.submit(Compute, Op::Zero { x: *counts });
+        }
+    }
+
+    /// After the forward pass of a micro-batch: computes the gradients of the balance loss.
+    pub(crate) fn finish(&self, dev: &Device, shape: &DecoderShape, slot: usize) {
+        let Some(BalanceTensors { counts, grads }) = self.balance.get(slot).copied() else {
+            return;
+        };
+        let factor = shape
+            .experts
+            .and_then(|experts| experts.balance_factor(shape.tokens(), shape.expert_layers()));
+        let factor = factor.unwrap_or_else(|| unreachable!("a balance loss has a factor"));
+        let (dropout, scale) = (Dropout::NONE, factor as f32);
+        dev.submit(Compute, Op::Cast { x: counts, y: grads });
+        dev.submit(Compute, Op::Dropout { x: grads, y: grads, dropout, scale });
+    }
+}
+
+impl AppliedExperts {
+    /// Number of tokens.
+    pub(crate) const fn tokens(&self) -> usize {
+        self.routes.choices.shape().0
+    }
+
+    /// The same for the first `rows` tokens.
+    pub(crate) fn first(self, rows: usize) -> Self {
+        let pairs = rows * self.shape.per_token;
+        Self {
+            routes: self.routes.first(rows),
+            saved: self.saved.first(pairs),
+            scratch: self.scratch.first(rows, pairs),
+            ..self
+        }
+    }
+
+    /// Chooses the experts of the tokens normed (B T, C), and sorts the pairs by expert.
+    pub(crate) fn route(&self, dev: &Device, normed: Tensor) {
+        let Routes { logits, weights, choices, offsets, order, places } = self.routes;
+        let ExpertsShape { count, normalize, .. } = self.shape;
+        let scratch = self.scratch.sort.slice(0..expert_sort_scratch(order.len(), count));
+        dev.submit(Compute, Op::product(normed, self.experts.router.t(), logits));
+        dev.submit(Compute, Op::Route { logits, weights, choices, normalize });
+        dev.submit(Compute, Op::SortByExpert { choices, offsets, order, places, scratch });
+    }
+
+    /// Adds the numbers of tokens of each expert to the counts.
+    pub(crate) fn count(&self, dev: &Device) {
+        let (Routes { logits, offsets, .. }, loads) = (self.routes, self.loads);
+        for load in [Some(loads.step), loads.microbatch].into_iter().flatten() {
+            dev.submit(Compute, Op::ExpertLoad { offsets, logits, load, shares: None });
+        }
+    }
+
+    /// Computes this rank's part of the outputs of the chosen experts from normed (B T, C).
+    pub(crate) fn inner_forward(&self, dev: &Device, normed: Tensor) {
+        let (offsets, sorted) = (self.routes.offsets, self.scratch.sorted);
+        let ExpertsActivations { pre, act, y } = self.saved;
+        let forward = |a, c, experts| {
+            let (form, b, c) = (GroupedForm::Forward, None, Some(c));
+            dev.submit(Compute, Op::GroupedGemm { form, a, b, c, experts, offsets, add: false });
+        };
+        self.sort(dev, normed);
+        forward(sorted, pre, self.experts.gate_up);
+        dev.submit(Compute, Op::SwiGlu { x: pre, y: act, gate: self.gate });
+        forward(act, y, self.experts.proj);
+    }
+
+    /// Copies normed (B T, C) to the rows of the experts.
+    fn sort(&self, dev: &Device, normed: Tensor) {
+        let (order, y) = (self.routes.order, self.scratch.sorted);
+        dev.submit(Compute, Op::GatherRows { x: normed, order, y });
+    }
+
+    /// Computes `partial` (B T, C), the weighted sums of the outputs of each token's experts, to be
+    /// summed over the ranks.
+    pub(crate) fn combine(&self, dev: &Device, partial: Tensor) {
+        let Routes { places, weights, .. } = self.routes;
+        let (y, weights) = (self.saved.y, Some(weights));
+        dev.submit(Compute, Op::CombineExperts { y, places, weights, out: partial });
+    }
+
+    /// Computes `branch.d_normed` (B T, C) from `branch.d_sum` (B T, C), the gradient of the summed
+    /// output. The sum of `branch.d_normed` over the ranks runs during weight gradients; Compute
+    /// waits for it at the end. With sequence parallelism `grads.router` is the part of this rank's
+    /// tokens.
+    pub(crate) fn backward(
+        &self,
+        dev: &Device,
+        shape: &DecoderShape,
+        branch: Branch,
+        grads: Experts,
+    ) {
+        let (Routes { weights, offsets, places, .. }, gate) = (self.routes, self.gate);
+        let ExpertsActivations { pre, act, y } = self.saved;
+        let ExpertsScratch { sorted, d_act, d_weights, .. } = self.scratch;
+        let input_gradient = |a, c, experts| {
+            let (form, b, c) = (GroupedForm::InputGradient, None, Some(c));
+            dev.submit(Compute, Op::GroupedGemm { form, a, b, c, experts, offsets, add: false });
+        };
+        let weight_gradient = |a, b, experts| {
+            let (form, b, c) = (GroupedForm::WeightGradient, Some(b), None);
+            dev.submit(Compute, Op::GroupedGemm { form, a, b, c, experts, offsets, add: false });
+        };
+        if shape.recompute == Recompute::Selective {
+            dev.submit(Compute, Op::SwiGlu { x: pre, y: act, gate });
+        }
+        let (d_out, d_y) = (branch.d_sum, y);
+        dev.submit(
+            Compute,
+            Op::CombineExpertsBackward { d_out, y, places, weights, d_y, d_weights },
+        );
+        let summed_weights = self.start_sum_of_weights(dev);
+        input_gradient(d_y, d_act, self.experts.proj);
+        weight_gradient(d_y, act, grads.proj);
+        dev.submit(Compute, Op::SwiGluBackward { x: pre, d: d_act, gate });
+        // The outputs are no longer needed: their buffer takes the gradients of the inputs.
+        let (d_pre, d_sorted) = (pre, y);
+        input_gradient(d_pre, d_sorted, self.experts.gate_up);
+        let (y, weights, out) = (d_sorted, None, branch.d_normed);
+        dev.submit(Compute, Op::CombineExperts { y, places, weights, out });
+        dev.wait(Compute, summed_weights);
+        let d_logits = self.route_backward(dev);
+        // The ranks' gradients of the input are summed, and all ranks have the same router.
+        if dev.rank().tp == 0 {
+            let (b, c, epilogue) = (self.experts.router, out, Epilogue::None);
+            dev.submit(Compute, Op::Gemm { a: d_logits, b, c, bias: None, add: true, epilogue });
+        }
+        let summed = branch.region.start_sum(dev, branch.d_normed);
+        dev.wait(Compute, branch.whole);
+        let [own_d_logits, own_normed] =
+            [d_logits, branch.normed].map(|t| branch.region.rows(dev, t));
+        dev.submit(Compute, Op::product(own_d_logits.t(), own_normed, grads.router));
+        self.sort(dev, branch.normed);
+        weight_gradient(d_pre, sorted, grads.gate_up);
+        dev.wait(Compute, summed);
+    }
+
+    /// Starts the sum of the gradients of the weights over the ranks, which hold parts of the
+    /// experts' outputs. Compute must wait for the returned event.
+    #[track_caller]
+    fn start_sum_of_weights(&self, dev: &Device) -> Event {
+        if dev.rank().tp_size == 1 {
+            return Event::default();
+        }
+        let x = self.scratch.d_weights;
+        let x = x.reshape(1, x.len());
+        dev.follow(TpComm, Compute);
+        dev.submit(TpComm, Op::AllReduce { x, group: Group::Tp, reduce: Reduction::Sum });
+        dev.record(TpComm)
+    }
+
+    /// Replaces the logits by their gradient. Returns it in the type of the model: (B T, E).
+    fn route_backward(&self, dev: &Device) -> Tensor {
+        let (Routes { logits, choices, .. }, normalize) = (self.routes, self.shape.normalize);
+        let (d_weights, balance) = (self.scratch.d_weights, self.loads.balance);
+        dev.submit(Compute, Op::RouteBackward { logits, choices, d_weights, normalize, balance });
+        let Some(d_logits) = self.scratch.d_logits else { return logits };
+        dev.submit(Compute, Op::Cast { x: logits, y: d_logits });
+        d_logits
+    }
+}
