@@ -2,13 +2,13 @@
 
 use config::layer_pattern::{UNROTATED, WINDOWED};
 use config::transformers::{ModelClass, WINDOW};
-use config::{ModelConfig, RopeConfig, RopeScaling};
+use config::{Balance, ModelConfig, RopeConfig, RopeScaling};
 use layout::build::decimal;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Classes for models without a folder, in the order in which they are tried.
-pub(super) const CLASSES: [ModelClass; 12] = [
+pub(super) const CLASSES: [ModelClass; 15] = [
     ModelClass::Llama,
     ModelClass::Qwen2,
     ModelClass::Qwen3,
@@ -22,11 +22,15 @@ pub(super) const CLASSES: [ModelClass; 12] = [
     ModelClass::SmolLm3,
     ModelClass::Granite,
     ModelClass::Phi3,
+    ModelClass::Qwen3Moe,
+    ModelClass::Mixtral,
+    ModelClass::Olmoe,
 ];
 
 /// Whether a class takes the size of the model's heads.
 pub(super) const fn takes_heads(class: ModelClass, m: &ModelConfig) -> bool {
-    m.head_dim * m.heads == m.hidden || !matches!(class, ModelClass::Llama | ModelClass::Qwen2)
+    m.head_dim * m.heads == m.hidden
+        || !matches!(class, ModelClass::Llama | ModelClass::Qwen2 | ModelClass::Olmoe)
 }
 
 /// Keys of the kinds of layers.
@@ -41,6 +45,10 @@ const LAYER_KEYS: [&str; 9] = [
     "no_rope_layers",
     "no_rope_layer_interval",
 ];
+
+/// Keys of experts that a folder may write in several ways, or that onebox does not use.
+const EXPERT_KEYS: [&str; 4] =
+    ["clip_qkv", "decoder_sparse_step", "mlp_only_layers", "router_jitter_noise"];
 
 /// Keys of rotary positions.
 const ROPE_KEYS: [&str; 6] = [
@@ -82,6 +90,7 @@ pub(super) fn decoder_keys(
         "vocab_size": m.vocab,
     });
     part_keys(&mut all, m, class);
+    expert_keys(&mut all, m, class, came);
     let is_old = matches!(
         class,
         ModelClass::Llama | ModelClass::Mistral | ModelClass::Qwen2 | ModelClass::Qwen3
@@ -130,7 +139,8 @@ fn part_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
         | ModelClass::Mistral
         | ModelClass::Ministral3
         | ModelClass::Qwen2
-        | ModelClass::Phi3 => {}
+        | ModelClass::Phi3
+        | ModelClass::Mixtral => {}
         ModelClass::SeedOss => {
             all["attention_bias"] = json!(m.qkv_bias);
             all["attention_out_bias"] = json!(m.proj_bias);
@@ -144,7 +154,9 @@ fn part_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
         | ModelClass::Olmo2
         | ModelClass::Olmo3
         | ModelClass::SmolLm3
-        | ModelClass::Granite => all["attention_bias"] = json!(m.proj_bias),
+        | ModelClass::Granite
+        | ModelClass::Qwen3Moe
+        | ModelClass::Olmoe => all["attention_bias"] = json!(m.proj_bias),
     }
     let usual_heads = m.head_dim * m.heads == m.hidden;
     match class {
@@ -179,12 +191,53 @@ fn part_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
             | ModelClass::SmolLm3
             | ModelClass::Granite
             | ModelClass::Phi3
+            | ModelClass::Olmoe
     );
     if without_key
         && usual_heads
         && let Some(all) = all.as_object_mut()
     {
         all.remove("head_dim");
+    }
+}
+
+/// Keys of experts. A model without experts gets none, and is no model of a class with experts.
+fn expert_keys(
+    all: &mut Value,
+    m: &ModelConfig,
+    class: ModelClass,
+    came: Option<&BTreeMap<String, Value>>,
+) {
+    let Some(experts) = m.experts.as_ref().filter(|_| class.has_experts()) else { return };
+    let count = match class {
+        ModelClass::Mixtral => "num_local_experts",
+        _ => "num_experts",
+    };
+    all[count] = json!(experts.count);
+    all["num_experts_per_tok"] = json!(experts.per_token);
+    match class {
+        ModelClass::Qwen3Moe => {
+            all["moe_intermediate_size"] = json!(experts.ffn_hidden);
+            all["decoder_sparse_step"] = json!(1);
+            all["mlp_only_layers"] = json!(experts.dense_layers);
+        }
+        _ => all["intermediate_size"] = json!(experts.ffn_hidden),
+    }
+    if class != ModelClass::Mixtral {
+        all["norm_topk_prob"] = json!(experts.normalize);
+    }
+    if let Some(came) = came {
+        keep(all, came, &EXPERT_KEYS);
+        keep(all, came, &["router_aux_loss_coef"]);
+    }
+    let balance = match experts.balance {
+        Balance::HuggingFace { factor } => Some(factor),
+        // Neither is a loss of transformers.
+        Balance::Off | Balance::Megatron { .. } => None,
+    };
+    all["output_router_logits"] = json!(balance.is_some());
+    if let Some(factor) = balance {
+        all["router_aux_loss_coef"] = json!(decimal(factor));
     }
 }
 
@@ -206,7 +259,7 @@ fn layer_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
     };
     match class {
         // The default window of the class may be shorter than a sample.
-        ModelClass::Mistral | ModelClass::Ministral3 | ModelClass::Phi3 => {
+        ModelClass::Mistral | ModelClass::Ministral3 | ModelClass::Phi3 | ModelClass::Mixtral => {
             all["sliding_window"] = json!(m.window);
         }
         ModelClass::Qwen2 | ModelClass::Qwen3 => {
@@ -217,6 +270,11 @@ fn layer_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
                 all["max_window_layers"] = json!(full);
                 all["layer_types"] = types();
             }
+        }
+        // All its layers have the window; a model with another pattern reads back otherwise.
+        ModelClass::Qwen3Moe => {
+            all["use_sliding_window"] = json!(m.window.is_some());
+            all["sliding_window"] = json!(m.window);
         }
         ModelClass::Gemma2 | ModelClass::Gemma3 | ModelClass::Olmo3 => {
             all["sliding_window"] = json!(m.window.unwrap_or(WINDOW));
@@ -234,7 +292,8 @@ fn layer_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
         | ModelClass::Llama
         | ModelClass::Olmo2
         | ModelClass::Granite
-        | ModelClass::SeedOss => {}
+        | ModelClass::SeedOss
+        | ModelClass::Olmoe => {}
     }
 }
 
@@ -383,6 +442,9 @@ mod tests {
     const PHI4_MINI: &str = "tied: true, rope: (rotated_share: 0.75, scaling: LongRope(factor: 4.0, original_seq_len: 32, \
         short_factors: [1, 1.5, 2], long_factors: [1, 3, 5]))";
 
+    const QWEN3_MOE: &str = "qk_norm: true, head_dim: 16, experts: Some((count: 8, per_token: 2, ffn_hidden: 24, \
+        normalize: false, dense_layers: [0, 4], balance: HuggingFace(factor: 0.01)))";
+
     #[test]
     fn parts_decide_the_class_which_describes_them_all() {
         for (class, keys) in [
@@ -409,6 +471,16 @@ mod tests {
             ),
             (ModelClass::Phi3, "rope: (rotated_share: 0.5)"),
             (ModelClass::Phi3, PHI4_MINI),
+            (ModelClass::Qwen3Moe, QWEN3_MOE),
+            (
+                ModelClass::Mixtral,
+                "ffn_hidden: 96, layer_pattern: \"W\", window: 8, experts: Some((count: 8, per_token: 2, ffn_hidden: 96, normalize: true))",
+            ),
+            (
+                ModelClass::Olmoe,
+                "ffn_hidden: 96, qk_norm: true, qk_norm_width: true, \
+                 experts: Some((count: 8, per_token: 3, ffn_hidden: 96, normalize: false))",
+            ),
         ] {
             let m = model(keys);
             let (found, read) = exported(&m).unwrap_or_else(|why| panic!("{keys}: {why}"));
@@ -434,6 +506,11 @@ mod tests {
             assert!(why.contains("transformers has no class with these parts"), "{why}");
             assert!(why.contains(part), "{keys}: {why}");
         }
+        // Only a Qwen3 with experts has layers without, and only an OLMoE norms over all heads.
+        let why = exported(&model(&QWEN3_MOE.replace("qk_norm: true, ", ""))).unwrap_err();
+        assert!(why.contains("model.experts Some((count: 8"), "{why}");
+        let why = exported(&model(&format!("qk_norm_width: true, {QWEN3_MOE}"))).unwrap_err();
+        assert!(why.contains("model.qk_norm_width true"), "{why}");
         // A number that is no whole number in the class.
         let other = GEMMA3.replace("attention_scale: 0.0625", "attention_scale: 0.06");
         assert!(exported(&model(&other)).is_err());
@@ -480,6 +557,47 @@ mod tests {
             (&all["rope_parameters"], &all["max_position_embeddings"]),
             (&rope, &json!(262_144))
         );
+    }
+
+    /// Source: files of Qwen3-30B-A3B, with small sizes. The balance loss is that of the run.
+    #[test]
+    fn a_folder_keeps_how_it_names_its_layers_with_experts() {
+        let came = json!({
+            "model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 6,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 61,
+            "max_position_embeddings": 512, "num_local_experts": 16, "num_experts_per_tok": 4,
+            "moe_intermediate_size": 48, "norm_topk_prob": true, "decoder_sparse_step": 2, "mlp_only_layers": [3],
+            "router_aux_loss_coef": 0.02, "output_router_logits": true, "rope_theta": 1e6, "use_sliding_window": false
+        });
+        let m = folder_model(came.to_string().as_bytes()).unwrap().model;
+        let experts = m.experts.clone().unwrap();
+        assert_eq!(experts.dense_layers, [0, 2, 3, 4]);
+        assert_eq!(experts.balance, Balance::HuggingFace { factor: 0.02 });
+        let write = |balance: Balance| -> Value {
+            let experts = config::ExpertsConfig { balance, ..experts.clone() };
+            let m = ModelConfig { experts: Some(experts), ..m.clone() };
+            let bytes = came.to_string();
+            let described = description(&m, "float32", Some(bytes.as_bytes()), false).unwrap();
+            assert_eq!(described.class, ModelClass::Qwen3Moe);
+            serde_json::from_str(&described.text).unwrap()
+        };
+        let all = write(Balance::HuggingFace { factor: 0.02 });
+        for (key, value) in [
+            ("num_experts", json!(16)),
+            ("decoder_sparse_step", json!(2)),
+            ("mlp_only_layers", json!([3])),
+            ("router_aux_loss_coef", json!(0.02)),
+            ("output_router_logits", json!(true)),
+        ] {
+            assert_eq!(all[key], value, "{key}");
+        }
+        for balance in [Balance::Off, Balance::Megatron { factor: 0.5 }] {
+            let all = write(balance);
+            assert_eq!(
+                [&all["output_router_logits"], &all["router_aux_loss_coef"]],
+                [&json!(false), &json!(0.02)]
+            );
+        }
     }
 
     /// Source: the file of google/gemma-3-4b-it.

@@ -4,6 +4,7 @@
 
 pub(crate) mod config_json;
 mod decoder_json;
+mod experts_file;
 pub(crate) mod folder;
 mod names;
 mod tensors;

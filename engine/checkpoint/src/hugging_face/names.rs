@@ -1,7 +1,7 @@
 //! Names of the tensors in transformers, and whether transformers stores them transposed or joined.
 
 use config::transformers::ModelClass;
-use tensor_parallel::{Architecture, NormPlace};
+use tensor_parallel::{DecoderShape, NormPlace};
 
 /// Naming scheme of a model family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,40 @@ pub(super) enum Names {
         norms: NormPlace,
         /// Whether q, k and v are one tensor, and gate and up are one (Phi-3).
         fused: bool,
+        /// Experts of the layers that have them.
+        experts: Option<ExpertNames>,
     },
+}
+
+/// Form of the experts of a layer in a folder, and their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ExpertNames {
+    pub(super) form: ExpertForm,
+    pub(super) count: usize,
+}
+
+/// Form of the experts of a layer in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExpertForm {
+    /// Three tensors for each expert.
+    Single,
+    /// The same, with the names of Mixtral.
+    Mixtral,
+    /// One tensor with the gates and ups of all experts (E, 2 I, C), and one with their projections
+    /// back (E, C, I).
+    Fused,
+}
+
+/// Place of a matrix of an expert in the tensor of all experts of a layer, which holds `parts`
+/// matrices of each of `experts` experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StackPlace {
+    pub(super) experts: usize,
+    pub(super) parts: usize,
+    /// Number of the expert.
+    pub(super) expert: usize,
+    /// Number of the matrix among those of the expert.
+    pub(super) part: usize,
 }
 
 /// Name of the output projection, which is outside of the inner model, so it has no prefix.
@@ -60,6 +93,25 @@ const FUSED: [(&[&str], &str); 2] = [
     (&[".mlp.gate.", ".mlp.up."], ".mlp.gate_up_proj."),
 ];
 
+/// Matrices of an expert: name in onebox, in most classes, and in Mixtral.
+const EXPERT: [[&str; 3]; 3] =
+    [["gate", "gate_proj", "w1"], ["up", "up_proj", "w3"], ["proj", "down_proj", "w2"]];
+/// Ends of the names of fused experts: gates and ups, and projections back.
+const STACKS: [&str; 2] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
+
+/// Whether a tensor holds matrices of all experts of a layer.
+pub(super) fn is_stack(bare: &str) -> bool {
+    STACKS.iter().any(|stack| bare.ends_with(stack))
+}
+
+/// A matrix of an expert in a parameter's name: prefix, number of the expert, row of [`EXPERT`].
+fn expert_matrix(name: &str) -> Option<(&str, usize, usize)> {
+    let (layer, rest) = name.split_once(".moe.experts.")?;
+    let (expert, matrix) = rest.strip_suffix(".weight")?.split_once('.')?;
+    let row = EXPERT.iter().position(|[ours, ..]| *ours == matrix)?;
+    Some((layer, expert.parse().ok()?, row))
+}
+
 /// `name` with the part of transformers, if it has a part of onebox.
 fn replaced(names: &[(&str, &str)], name: &str) -> Option<String> {
     let found = names.iter().find(|(ours, _)| name.contains(ours));
@@ -67,12 +119,62 @@ fn replaced(names: &[(&str, &str)], name: &str) -> Option<String> {
 }
 
 impl Names {
-    /// Names of a model with these parts in a folder of the class `class`.
-    pub(super) fn of(parts: &Architecture, class: ModelClass) -> Self {
-        match parts.joined_qkv {
-            true => Self::Gpt2,
-            false => Self::Llama { norms: parts.norm_place, fused: class.fuses_projections() },
+    /// Names of a model of this shape in a folder of the class `class`. `fused`: whether the
+    /// folder has fused experts.
+    pub(super) fn of(shape: &DecoderShape, class: ModelClass, fused: bool) -> Self {
+        let parts = &shape.architecture;
+        if parts.joined_qkv {
+            return Self::Gpt2;
         }
+        let form = match (fused, class) {
+            (true, _) => ExpertForm::Fused,
+            (false, ModelClass::Mixtral) => ExpertForm::Mixtral,
+            (false, _) => ExpertForm::Single,
+        };
+        Self::Llama {
+            norms: parts.norm_place,
+            fused: class.fuses_projections(),
+            experts: shape.experts.map(|experts| ExpertNames { form, count: experts.count }),
+        }
+    }
+
+    /// Name of a part of the experts of a layer, without the prefix; `None` for another parameter.
+    fn of_experts(self, name: &str) -> Option<String> {
+        let Self::Llama { experts: Some(ExpertNames { form, .. }), .. } = self else {
+            return None;
+        };
+        let of_mixtral = form == ExpertForm::Mixtral;
+        let whose = if of_mixtral { "block_sparse_moe" } else { "mlp" };
+        let theirs = match expert_matrix(name) {
+            None => {
+                let layer = name.strip_prefix("h.")?.strip_suffix(".moe.router.weight")?;
+                format!("layers.{layer}.{whose}.gate.weight")
+            }
+            Some((layer, expert, row)) => {
+                let layer = layer.strip_prefix("h.")?;
+                let matrix = match form {
+                    ExpertForm::Fused => {
+                        return Some(format!("layers.{layer}.{}", STACKS[row / 2]));
+                    }
+                    ExpertForm::Single => EXPERT[row][1],
+                    ExpertForm::Mixtral => EXPERT[row][2],
+                };
+                format!("layers.{layer}.{whose}.experts.{expert}.{matrix}.weight")
+            }
+        };
+        Some(theirs)
+    }
+
+    /// Place of the parameter `name` in the tensor of all experts of its layer; `None` if it has a
+    /// tensor of its own.
+    pub(super) fn stack_place(self, name: &str) -> Option<StackPlace> {
+        let Self::Llama { experts: Some(ExpertNames { form, count }), .. } = self else {
+            return None;
+        };
+        let (_, expert, row) = expert_matrix(name).filter(|_| form == ExpertForm::Fused)?;
+        // Gate and up are in one tensor.
+        let (part, parts) = if row < 2 { (row, 2) } else { (0, 1) };
+        Some(StackPlace { experts: count, parts, expert, part })
     }
 
     /// Name of the embedding table in transformers, without the prefix.
@@ -93,6 +195,18 @@ impl Names {
     /// Names of the parameters whose rows are one tensor in transformers, from above; `name` is one
     /// of them.
     pub(super) fn joined(self, name: &str) -> Vec<String> {
+        if let Some(StackPlace { experts, parts, .. }) = self.stack_place(name)
+            && let Some((layer, _, _)) = expert_matrix(name)
+        {
+            let rows = if parts == 2 { 0..2 } else { 2..3 };
+            let of = |expert: usize| {
+                let matrix = move |row: usize| {
+                    format!("{layer}.moe.experts.{expert}.{}.weight", EXPERT[row][0])
+                };
+                rows.clone().map(matrix)
+            };
+            return (0..experts).flat_map(of).collect();
+        }
         match self.fused(name) {
             Some((parts, own, _)) => parts.iter().map(|part| name.replace(own, part)).collect(),
             None => vec![name.to_owned()],
@@ -118,6 +232,9 @@ impl Names {
             (Self::Llama { .. }, "wte") => ("embed_tokens.weight".into(), false),
             (Self::Llama { .. }, "ln_f.weight") => ("norm.weight".into(), false),
             (Self::Llama { .. }, _) => {
+                if let Some(theirs) = self.of_experts(name) {
+                    return (theirs, false);
+                }
                 let fused = self.fused(name).map(|(_, own, theirs)| name.replace(own, theirs));
                 let name = fused.unwrap_or_else(|| name.to_owned());
                 let name = name.strip_prefix("h.").map_or(name.clone(), |n| format!("layers.{n}"));
@@ -194,7 +311,8 @@ pub(super) fn is_of_an_adapter(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    const LIKE_LLAMA: Names = Names::Llama { norms: NormPlace::Before, fused: false };
+    const LIKE_LLAMA: Names =
+        Names::Llama { norms: NormPlace::Before, fused: false, experts: None };
 
     #[test]
     fn names_are_those_of_transformers() {
@@ -232,8 +350,8 @@ mod tests {
     /// Source: the classes of Gemma 2 and 3, and of OLMo 2 and 3, in transformers 5.24.
     #[test]
     fn norms_have_the_names_of_their_places() {
-        let around = Names::Llama { norms: NormPlace::Around, fused: false };
-        let after = Names::Llama { norms: NormPlace::After, fused: false };
+        let around = Names::Llama { norms: NormPlace::Around, fused: false, experts: None };
+        let after = Names::Llama { norms: NormPlace::After, fused: false, experts: None };
         for (names, ours, theirs) in [
             (around, "h.1.ln_1.weight", "layers.1.input_layernorm.weight"),
             (around, "h.1.ln_1_post.weight", "layers.1.post_attention_layernorm.weight"),
@@ -251,7 +369,7 @@ mod tests {
     /// Source: the class of Phi-3 in transformers 5.24.
     #[test]
     fn fused_projections_are_rows_of_one_tensor() {
-        let fused = Names::Llama { norms: NormPlace::Before, fused: true };
+        let fused = Names::Llama { norms: NormPlace::Before, fused: true, experts: None };
         let qkv = ["h.2.attn.q.weight", "h.2.attn.k.weight", "h.2.attn.v.weight"];
         for ours in qkv {
             assert_eq!(fused.whole(ours), "model.layers.2.self_attn.qkv_proj.weight");
@@ -269,6 +387,79 @@ mod tests {
         ] {
             assert_eq!(fused.whole(ours), theirs);
             assert_eq!(fused.joined(ours), [ours]);
+        }
+    }
+
+    /// Source: the conversions of version 5.24 of transformers for `qwen2_moe` and `mixtral`.
+    #[test]
+    fn experts_have_tensors_of_their_own_or_one_for_all() {
+        let of = |form| Names::Llama {
+            norms: NormPlace::Before,
+            fused: false,
+            experts: Some(ExpertNames { form, count: 2 }),
+        };
+        let [single, mixtral, fused] =
+            [ExpertForm::Single, ExpertForm::Mixtral, ExpertForm::Fused].map(of);
+        for (ours, [of_single, of_mixtral, of_fused]) in [
+            (
+                "h.3.moe.router.weight",
+                ["mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.gate.weight"],
+            ),
+            (
+                "h.3.moe.experts.1.gate.weight",
+                [
+                    "mlp.experts.1.gate_proj.weight",
+                    "block_sparse_moe.experts.1.w1.weight",
+                    "mlp.experts.gate_up_proj",
+                ],
+            ),
+            (
+                "h.3.moe.experts.1.up.weight",
+                [
+                    "mlp.experts.1.up_proj.weight",
+                    "block_sparse_moe.experts.1.w3.weight",
+                    "mlp.experts.gate_up_proj",
+                ],
+            ),
+            (
+                "h.3.moe.experts.0.proj.weight",
+                [
+                    "mlp.experts.0.down_proj.weight",
+                    "block_sparse_moe.experts.0.w2.weight",
+                    "mlp.experts.down_proj",
+                ],
+            ),
+            // A layer without experts.
+            ("h.3.mlp.gate.weight", ["mlp.gate_proj.weight"; 3]),
+            ("h.3.ln_2.weight", ["post_attention_layernorm.weight"; 3]),
+        ] {
+            for (names, theirs) in [(single, of_single), (mixtral, of_mixtral), (fused, of_fused)] {
+                assert_eq!(names.whole(ours), format!("model.layers.3.{theirs}"));
+                assert_eq!(is_stack(&names.foreign(ours).0), !theirs.ends_with(".weight"));
+            }
+            for names in [single, mixtral] {
+                assert_eq!(names.joined(ours), [ours]);
+                assert_eq!(names.stack_place(ours), None);
+            }
+        }
+        assert_eq!(fused.joined("h.3.moe.router.weight"), ["h.3.moe.router.weight"]);
+        let inner = [
+            "h.3.moe.experts.0.gate.weight",
+            "h.3.moe.experts.0.up.weight",
+            "h.3.moe.experts.1.gate.weight",
+            "h.3.moe.experts.1.up.weight",
+        ];
+        for (number, ours) in inner.into_iter().enumerate() {
+            assert_eq!(fused.joined(ours), inner);
+            let (expert, part) = (number / 2, number % 2);
+            let place = StackPlace { experts: 2, parts: 2, expert, part };
+            assert_eq!(fused.stack_place(ours), Some(place));
+        }
+        let outer = ["h.3.moe.experts.0.proj.weight", "h.3.moe.experts.1.proj.weight"];
+        for (expert, ours) in outer.into_iter().enumerate() {
+            assert_eq!(fused.joined(ours), outer);
+            let place = StackPlace { experts: 2, parts: 1, expert, part: 0 };
+            assert_eq!(fused.stack_place(ours), Some(place));
         }
     }
 

@@ -1,7 +1,8 @@
 //! Export: writes a new folder, which gets its name after a sync and a matching read-back.
 
+use super::experts_file::is_fused;
 use super::folder::Folder;
-use super::names::{Names, unwrapped};
+use super::names::{Names, StackPlace, unwrapped};
 use super::untrained::{UntrainedSource, UntrainedTensor, UntrainedTensors, first_unequal};
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
 use crate::header::{self, HeaderEntry};
@@ -12,7 +13,7 @@ use data::byte_tokenizer::{tokenizer_config, tokenizer_json};
 use data::model_files::ModelFiles;
 use data::progress::{Progress, Reading};
 use files::durable::{create_new, rename, sync_folder};
-use files::names::{FILES, LOCK, TOKENIZER, TOKENIZER_CONFIG, UNTRAINED};
+use files::names::{EXPERTS, FILES, LOCK, TOKENIZER, TOKENIZER_CONFIG, UNTRAINED};
 use files::path_text::ShownPath;
 use files::regular_file;
 use half::bf16;
@@ -239,12 +240,14 @@ impl ExportContent {
         let ModelExport { config, built, model_files, numbers, .. } = *model;
         let kept = model_files.get(UNTRAINED).map(UntrainedTensors::decode).transpose();
         let kept = kept.map_err(|why| FolderError::refused(out, format!("{UNTRAINED}: {why}")))?;
+        let fused = model_files.get(EXPERTS).map_or(Ok(false), is_fused);
+        let fused = fused.map_err(|why| FolderError::refused(out, format!("{EXPERTS}: {why}")))?;
         let came = model_files.get(CONFIG);
         let description =
             config_json::description(&config.model, numbers.of_torch(), came, kept.is_some());
         let description = description.map_err(|why| FolderError::refused(out, why))?;
         let decoder = &built.decoder;
-        let names = Names::of(&decoder.shape().architecture, description.class);
+        let names = Names::of(decoder.shape(), description.class, fused);
         let source = kept.map(UntrainedTensors::open).transpose()?;
         let wholes = match &source {
             None => None,
@@ -297,15 +300,20 @@ fn joined(params: &[&Param], names: Names, whole: &dyn Fn(usize) -> String) -> V
     let mut done = BTreeSet::new();
     let mut tensors = Vec::new();
     for (number, param) in params.iter().enumerate() {
+        if done.contains(&number) {
+            continue;
+        }
         let all = names.joined(&param.name);
         let numbers: Vec<usize> =
             all.iter().filter_map(|name| by_name.get(name.as_str())).copied().collect();
         assert_eq!(numbers.len(), all.len(), "{} is a parameter as the others are", param.name);
-        if !done.insert(numbers[0]) {
-            continue;
-        }
+        done.extend(&numbers);
         let mut shape = param.dimensions();
         shape[0] = numbers.iter().map(|number| params[*number].global.0).sum();
+        if let Some(StackPlace { experts, .. }) = names.stack_place(&param.name) {
+            shape[0] /= experts;
+            shape.insert(0, experts);
+        }
         let (_, transposed) = names.foreign(&param.name);
         if transposed {
             shape.reverse();
@@ -356,7 +364,9 @@ fn fill(
         write_small(folder, TOKENIZER_CONFIG, tokenizer_config().as_bytes(), &mut names)?;
     }
     for (name, bytes) in model_files.files() {
-        if ![CONFIG, UNTRAINED].contains(name) && (*name != TOKENIZER || tokenizer.is_none()) {
+        if ![CONFIG, UNTRAINED, EXPERTS].contains(name)
+            && (*name != TOKENIZER || tokenizer.is_none())
+        {
             write_small(folder, name, bytes, &mut names)?;
         }
     }
