@@ -255,6 +255,7 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
         seq_len,
         vocab,
         ffn_hidden,
+        experts: _,
         dropout,
         init_std,
         norm_eps,
@@ -281,7 +282,6 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
         embedding_scale: _,
         residual_scale: _,
         logit_scale: _,
-        experts: _,
     } = model;
     let dropout = decimal(*dropout);
     let inner = (*ffn_hidden != 4 * hidden).then_some(ffn_hidden);

@@ -2,6 +2,7 @@
 
 use super::config_json::mismatches;
 use super::names::{HEAD, Names, StackPlace, bare, bare_in_wrapper, is_of_an_adapter, is_stack};
+use super::row_place::RowPlace;
 use super::tensors::{missing, widen};
 use super::{CONFIG, FolderError, INDEX, WHOLE, transposed};
 use crate::header::{self, TensorEntry, length};
@@ -433,32 +434,6 @@ impl Folder {
         parts.try_for_each(read)?;
         self.check_finite(place, &values)?;
         Ok(if place.transposed { transposed(&values, (columns, rows)) } else { values })
-    }
-}
-
-/// Place of a parameter among the parameters whose rows are one tensor of the folder.
-struct RowPlace {
-    /// Number of the parameter's first row in the tensor.
-    first: usize,
-    /// Number of rows of the tensor.
-    rows: usize,
-}
-
-impl RowPlace {
-    /// The place of `param`; `rows` are those of all parameters by name.
-    fn of(names: Names, param: &Param, rows: &BTreeMap<&str, usize>) -> Self {
-        // The matrices of an expert in one tensor have the same number of rows.
-        if let Some(stack) = names.stack_place(&param.name) {
-            let (StackPlace { experts, parts, expert, part }, rows) = (stack, param.global.0);
-            return Self { first: (expert * parts + part) * rows, rows: experts * parts * rows };
-        }
-        let all = names.joined(&param.name);
-        let rows_of = |name: &String| match rows.get(name.as_str()) {
-            Some(rows) => *rows,
-            None => unreachable!("`{name}` is a parameter as `{}` is", param.name),
-        };
-        let before = all.iter().take_while(|name| **name != param.name);
-        Self { first: before.map(rows_of).sum(), rows: all.iter().map(rows_of).sum() }
     }
 }
 

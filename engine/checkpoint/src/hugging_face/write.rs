@@ -3,6 +3,7 @@
 use super::experts_file::is_fused;
 use super::folder::Folder;
 use super::names::{Names, StackPlace, unwrapped};
+use super::numbers::Numbers;
 use super::untrained::{UntrainedSource, UntrainedTensor, UntrainedTensors, first_unequal};
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
 use crate::header::{self, HeaderEntry};
@@ -16,7 +17,6 @@ use files::durable::{create_new, rename, sync_folder};
 use files::names::{EXPERTS, FILES, LOCK, TOKENIZER, TOKENIZER_CONFIG, UNTRAINED};
 use files::path_text::ShownPath;
 use files::regular_file;
-use half::bf16;
 use layout::build::RankLayout;
 use serde_json::{Map, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,52 +46,6 @@ pub enum ExportError {
     InUse(PathBuf),
     #[error("`{tensor}` was written to {} and reads otherwise", path.shown())]
     Unequal { path: PathBuf, tensor: String },
-}
-
-/// Number format of the exported parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Numbers {
-    /// 4 bytes, unchanged.
-    F32,
-    /// 2 bytes, rounded to the nearest.
-    Bf16,
-}
-
-impl Numbers {
-    const fn width(self) -> u64 {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 => 2,
-        }
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "F32",
-            Self::Bf16 => "BF16",
-        }
-    }
-
-    /// Name of the type in torch.
-    const fn of_torch(self) -> &'static str {
-        match self {
-            Self::F32 => "float32",
-            Self::Bf16 => "bfloat16",
-        }
-    }
-
-    /// The value of `x` after it is written and read.
-    fn kept(self, x: f32) -> f32 {
-        match self {
-            Self::F32 => x,
-            Self::Bf16 => bf16::from_f32(x).to_f32(),
-        }
-    }
-
-    /// Appends a number. The bytes of a BF16 number are the upper half of its fp32 value.
-    fn write(self, x: f32, bytes: &mut Vec<u8>) {
-        bytes.extend(&self.kept(x).to_le_bytes()[4 - self.width() as usize..]);
-    }
 }
 
 /// A model to export, and its format.
@@ -297,7 +251,7 @@ impl ExportContent {
 fn joined(params: &[&Param], names: Names, whole: &dyn Fn(usize) -> String) -> Vec<ExportTensor> {
     let by_name: BTreeMap<&str, usize> =
         params.iter().enumerate().map(|(number, param)| (param.name.as_str(), number)).collect();
-    let mut done = BTreeSet::new();
+    let mut done: BTreeSet<usize> = BTreeSet::new();
     let mut tensors = Vec::new();
     for (number, param) in params.iter().enumerate() {
         if done.contains(&number) {

@@ -101,7 +101,7 @@ impl PreparedRun {
         check_disk(loaded, built, args.run_dir.as_deref(), mode)?;
         let create = |own: Vec<(&'static str, Vec<u8>)>| {
             let dir = RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode)?;
-            dir.keep(&[self.model_files.files(), &own].concat())?;
+            dir.keep(&[self.model_files.files(), &own[..]].concat())?;
             Ok::<RunDir, RunDirError>(dir)
         };
         let tokenizer = self.tokenizer.as_ref();
