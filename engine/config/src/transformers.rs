@@ -4,6 +4,7 @@
 
 mod classes;
 mod decoder;
+mod experts;
 mod instead;
 mod keys;
 mod kinds;
@@ -19,7 +20,10 @@ pub use self::instead::{
 pub use self::keys::SPECIAL;
 use self::keys::{Keys, Number};
 pub use self::layers::WINDOW;
-use super::{Family, Gate, ModelConfig, NormPlace, RopeConfig, RopeScaling, Weights, in_line};
+use super::{
+    Balance, ExpertsConfig, Family, Gate, ModelConfig, NormPlace, RopeConfig, RopeScaling, Weights,
+    in_line,
+};
 use files::foreign_text::reason;
 use files::json::{Object, shown};
 use serde_json::{Value, json};
@@ -51,7 +55,7 @@ pub struct ComparedKey {
 }
 
 /// All keys that a `config.json` decides.
-pub const COMPARED: [ComparedKey; 28] = {
+pub const COMPARED: [ComparedKey; 29] = {
     const fn row(
         names: [&'static str; 2],
         key: &'static str,
@@ -90,11 +94,19 @@ pub const COMPARED: [ComparedKey; 28] = {
         row(["model_type"; 2], "model.embedding_scale", |m| m.embedding_scale.to_string()),
         row(["model_type"; 2], "model.residual_scale", |m| m.residual_scale.to_string()),
         row(["model_type"; 2], "model.logit_scale", |m| m.logit_scale.to_string()),
+        row(["model_type", "num_experts"], "model.experts", experts_of),
     ]
 };
 
 fn optional(number: Option<f32>) -> String {
     number.map_or_else(|| "None".into(), |number| number.to_string())
+}
+
+/// Experts of a model, as a config writes them. The balance loss is a matter of the training: it may
+/// differ from the folder's.
+fn experts_of(model: &ModelConfig) -> String {
+    let off = |experts: &ExpertsConfig| ExpertsConfig { balance: Balance::Off, ..experts.clone() };
+    in_line(&model.experts.as_ref().map(off))
 }
 
 /// Reasons why onebox cannot use a `config.json`.

@@ -8,7 +8,7 @@ use config::transformers::pointer;
 use files::foreign_text::foreign;
 use files::hub::{ModelFolder, incomplete_download};
 use files::input;
-use files::names::{FILES, KEPT, TOKENIZER, UNTRAINED};
+use files::names::{FILES, KEPT, OWN, TOKENIZER};
 use files::path_text::ShownPath;
 use files::regular_file::open_at;
 use rustix::fs::{CWD, OFlags};
@@ -89,7 +89,7 @@ impl ModelFiles {
         match open_at(CWD, &path, OFlags::DIRECTORY) {
             Ok(folder) => {
                 let file = |name: &str| open_at(&folder, Path::new(name), OFlags::empty());
-                Self::read(&[&FILES[..], &[UNTRAINED]].concat(), file, &path)
+                Self::read(&[&FILES[..], &OWN].concat(), file, &path)
             }
             Err(error) if error.kind() == NotFound => Ok(Self::default()),
             Err(error) => Err(unreadable(&path, error)),
@@ -182,9 +182,10 @@ impl ModelFiles {
         self
     }
 
-    /// Adds a file of onebox, which names the tensors that a run does not train.
-    pub fn add_untrained(&mut self, bytes: Vec<u8>) {
-        self.files.push((UNTRAINED, bytes));
+    /// Adds a file of onebox, one of [`OWN`].
+    pub fn add(&mut self, name: &'static str, bytes: Vec<u8>) {
+        assert!(OWN.contains(&name), "`{name}` is a file of a folder, not of onebox");
+        self.files.push((name, bytes));
     }
 
     /// Names and contents of the files.

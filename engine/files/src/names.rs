@@ -52,6 +52,12 @@ pub const FILES: [&str; 14] = [
 /// File in the same folder that names the tensors which the run does not train, and their folder.
 pub const UNTRAINED: &str = "untrained.json";
 
+/// File in the same folder that says whether the experts of the run's model were fused.
+pub const EXPERTS: &str = "experts.json";
+
+/// Files of onebox in the folder [`KEPT`], beside [`FILES`].
+pub const OWN: [&str; 2] = [UNTRAINED, EXPERTS];
+
 /// The folder of checkpoints in a run's directory.
 pub const CHECKPOINTS: &str = "checkpoints";
 

@@ -3,7 +3,7 @@
 use super::error::cannot;
 use super::{RunDir, RunDirError, is};
 use files::directory::Directory;
-use files::names::{FILES, KEPT, UNTRAINED};
+use files::names::{FILES, KEPT, OWN};
 use std::ffi::OsString;
 use std::io::{self, Write};
 
@@ -63,7 +63,7 @@ pub(super) fn check_kept(run: &Directory) -> Result<(), RunDirError> {
         Ok(Some(kept)) => kept.names(),
         Err(error) => Err(error),
     };
-    let strange = |name: &OsString| !FILES.iter().chain([&UNTRAINED]).any(|file| *file == *name);
+    let strange = |name: &OsString| !FILES.iter().chain(&OWN).any(|file| *file == *name);
     match names.map_err(cannot("read", &path))?.into_iter().find(strange) {
         Some(name) => Err(RunDirError::Strange(path.join(name))),
         None => Ok(()),
@@ -85,7 +85,7 @@ fn opened(run: &Directory, name: &str) -> io::Result<Option<Directory>> {
 fn remove(run: &Directory, name: &str) -> io::Result<()> {
     // Of a link, only the link itself is removed: its target does not belong to the run.
     let Some(folder) = opened(run, name)? else { return run.remove_file(name) };
-    FILES.iter().chain([&UNTRAINED]).try_for_each(|name| folder.remove_file(name))?;
+    FILES.iter().chain(&OWN).try_for_each(|name| folder.remove_file(name))?;
     match run.remove_empty(name) {
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
         removed => removed,

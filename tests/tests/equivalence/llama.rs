@@ -7,6 +7,7 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 mod packed;
+mod tensors;
 
 use checkpoint::hugging_face::{Folder, ModelExport, Numbers, PretrainedWeights, export};
 use checkpoint::{Checkpoint, RunFolder};
@@ -16,12 +17,14 @@ use data::progress::Silence;
 use data::{Corpus, Dataset, Document};
 use engine::run::{Message, RunOptions, train};
 use files::held::LockedRunDir;
+use files::names::EXPERTS;
 use layout::build::shape;
 use onebox::generate::{ModelSource, WeightSource, next_logits};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tensor_parallel::DecoderShape;
+use tensors::{IDLE, is_stack, load, names_of_weights, stack_of, theirs};
 use tests::pass::{Fixture, PassInputs, PassResult, pass, widened, worst};
 use tests::{config, dataset_of_windows, lay_out};
 
@@ -33,7 +36,7 @@ const MASKED_B: usize = 24;
 const SEED: u64 = 7;
 const V: usize = 61;
 
-const MODELS: [&str; 16] = [
+const MODELS: [&str; 19] = [
     "llama3",
     "llama-linear",
     "mistral",
@@ -50,7 +53,13 @@ const MODELS: [&str; 16] = [
     "granite",
     "seed-oss",
     "qwen3-window",
+    "qwen3-moe",
+    "mixtral",
+    "olmoe",
 ];
+
+/// Models whose experts have no width for GPUs: these are multiples of 8 on each rank.
+const NOT_ON_GPUS: [&str; 2] = ["mixtral", "olmoe"];
 
 /// Layouts: (tensor, data, sequence).
 const LAYOUTS: [(usize, usize, bool); 7] = [
@@ -66,73 +75,6 @@ const LAYOUTS: [(usize, usize, bool); 7] = [
 
 fn folder(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("fixtures/hf-{model}-tiny"))
-}
-
-/// Names of a block's norms: (onebox, transformers), a name before its prefix.
-const LLAMA_NORMS: [(&str, &str); 2] =
-    [("ln_1", "input_layernorm"), ("ln_2", "post_attention_layernorm")];
-const GEMMA_NORMS: [(&str, &str); 4] = [
-    ("ln_1_post", "post_attention_layernorm"),
-    ("ln_2_post", "post_feedforward_layernorm"),
-    ("ln_1", "input_layernorm"),
-    ("ln_2", "pre_feedforward_layernorm"),
-];
-
-/// Name in transformers of the tensor `ours` of `model`.
-fn theirs(model: &str, ours: &str) -> String {
-    let name = match ours {
-        "wte" => return "model.embed_tokens.weight".into(),
-        "head" => return "lm_head.weight".into(),
-        "ln_f.weight" => return "model.norm.weight".into(),
-        _ => ours.replacen("h.", "model.layers.", 1),
-    };
-    let gemma = model.starts_with("gemma") || model.starts_with("olmo");
-    let norms = if gemma { &GEMMA_NORMS[..] } else { &LLAMA_NORMS[..] };
-    let name = norms.iter().fold(name, |name, (ours, theirs)| name.replace(ours, theirs));
-    let name = name.replace("mlp.proj", "mlp.down").replace("attn.proj", "attn.o");
-    let mut parts: Vec<String> = name.split('.').map(str::to_owned).collect();
-    if parts[3] == "attn" {
-        parts[3] = "self_attn".into();
-    }
-    if ["q", "k", "v", "o", "gate", "up", "down"].contains(&parts[4].as_str()) {
-        parts[4] += "_proj";
-    }
-    parts.join(".")
-}
-
-/// Tensors of all safetensors files of a model's folder.
-fn load(model: &str) -> Fixture {
-    let mut all = Fixture::default();
-    for entry in std::fs::read_dir(folder(model)).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_some_and(|e| e == "safetensors") {
-            all.add(&std::fs::read(path).unwrap());
-        }
-    }
-    split_joined(&mut all);
-    all
-}
-
-/// Adds the parts of tensors that Phi-3 stores as one: q, k, v with 6, 2, 2 heads, and gate, up.
-fn split_joined(all: &mut Fixture) {
-    const JOINED: [(&str, &[(&str, usize)]); 2] = [
-        ("qkv_proj", &[("q_proj", 6), ("k_proj", 2), ("v_proj", 2)]),
-        ("gate_up_proj", &[("gate_proj", 1), ("up_proj", 1)]),
-    ];
-    for (joined, parts) in JOINED {
-        let found: Vec<String> =
-            all.0.keys().filter(|name| name.contains(joined)).cloned().collect();
-        let all_rows: usize = parts.iter().map(|(_, rows)| rows).sum();
-        for name in found {
-            let values = all.0[&name].clone();
-            let mut left = &values[..];
-            for (part, rows) in parts {
-                let (own, rest) = left.split_at(values.len() * rows / all_rows);
-                all.0.insert(name.replace(joined, part), own.to_vec());
-                left = rest;
-            }
-        }
-    }
 }
 
 fn fp32(model: &str, sets: &[String], seed: u64) -> Config {
@@ -184,18 +126,25 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
             assert!(difference < 1e-5, "{model} {sets:?}: logits are {difference:e} apart");
             let difference = (loss - fixture.get("loss")[0]).abs();
             assert!(difference < 1e-6, "{model} {sets:?}: the loss is {difference:e} off");
-            let joined = |name: &str| name.contains("qkv_proj") || name.contains("gate_up_proj");
+            let joined = |name: &str| {
+                name.contains("qkv_proj") || name.contains("gate_up_proj") || is_stack(name)
+            };
             let known = |name: &&String| name.starts_with("grad.") && !joined(name);
             let known = fixture.0.keys().filter(known).count();
             assert_eq!(grads.len(), known, "{model}");
             for (name, grad) in &grads {
                 let want = fixture.get(&format!("grad.{}", theirs(model, name)));
-                let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+                if name.contains(IDLE) {
+                    let zero = |all: &[f64]| all.iter().all(|x| *x == 0.0);
+                    assert!(zero(want) && zero(grad), "{model} {sets:?}: {name} has a gradient");
+                    continue;
+                }
+                let largest = |all: &[f64]| all.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+                // transformers has the matrices of all experts in one tensor.
+                let size = stack_of(&theirs(model, name))
+                    .map_or_else(|| largest(want), |stack| largest(fixture.get(&stack)));
                 let (difference, most) = (worst(grad, want), 5e-6 * size);
-                assert!(
-                    difference < most,
-                    "{model} {sets:?}: {name} is {difference:e} apart of {size:e}"
-                );
+                assert!(difference < most, "{model} {sets:?}: {name} is {difference:e} apart of {size:e}");
             }
         }
     }
@@ -233,8 +182,11 @@ fn assert_steps(
 fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
     let on_gpus = std::env::var_os(ON_GPUS).is_some();
     // On GPUs, models that together use every kernel; all of them with ONEBOX_FULL=1.
-    let some = ["llama3", "qwen3", "gemma2", "gemma3", "olmo3", "phi3", "granite"];
-    let used = |model: &&str| !on_gpus || tests::compare::full() || some.contains(model);
+    let some = ["llama3", "qwen3", "gemma2", "gemma3", "olmo3", "phi3", "granite", "qwen3-moe"];
+    let used = |model: &&str| {
+        let fits = !NOT_ON_GPUS.contains(model);
+        !on_gpus || fits && (tests::compare::full() || some.contains(model))
+    };
     for model in MODELS.into_iter().filter(used) {
         let fixture = load(model);
         let from = pretrained(model);
@@ -364,8 +316,8 @@ fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
 
 #[test]
 fn when_and_where_the_update_runs_changes_no_bit() {
-    // The last two have two kinds of layers.
-    for model in ["qwen3", "qwen2", "gemma3", "olmo3"] {
+    // From the third on they have two kinds of layers, or experts.
+    for model in ["qwen3", "qwen2", "gemma3", "olmo3", "qwen3-moe", "olmoe"] {
         let some = |mode, more: &[&str]| {
             let base = ["batch.micro=2", "recompute=Block", mode, "parallel.tensor=2"];
             weights(model, &[&base, more].concat())
@@ -407,12 +359,18 @@ fn a_folder_goes_back_as_it_came() {
         let path = run.path().join("checkpoints/step-00000010");
         let checkpoint = Checkpoint::open(&path, 10).unwrap();
         let out = run.path().join("out");
+        // What a run keeps of the folder, but for config.json.
+        let mut model_files = ModelFiles::default();
+        if let Some(experts) = pretrained(model).experts_file() {
+            model_files.add(EXPERTS, experts);
+        }
+        assert_eq!(model_files.files().len(), usize::from(model == "olmoe"), "{model}");
         let exported = ModelExport {
             checkpoint: &checkpoint,
             config: &config,
             built: &built,
             tokenizer: None,
-            model_files: &ModelFiles::default(),
+            model_files: &model_files,
             numbers: Numbers::F32,
             max_file_bytes: u64::MAX,
             progress: &Silence,
@@ -421,6 +379,9 @@ fn a_folder_goes_back_as_it_came() {
         let bytes = std::fs::read(out.join("model.safetensors")).unwrap();
         let mut ours = Fixture::default();
         ours.add(&bytes);
+        // All tensors of the folder, and none in another form.
+        let came = names_of_weights(model);
+        assert_eq!(ours.0.keys().cloned().collect::<Vec<_>>(), came, "{model}");
         for (name, values) in &ours.0 {
             assert!(values == fixture.get(name), "{model}: {name}");
         }
@@ -460,7 +421,7 @@ fn a_folder_goes_back_as_it_came() {
                 m.layer_pattern.clone(),
                 m.window,
                 m.tied,
-                m.qk_norm,
+                (m.qk_norm, m.experts.clone()),
             )
         };
         assert_eq!(shape_of(&again), shape_of(&config.model), "{model}");

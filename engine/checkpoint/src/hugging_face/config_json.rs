@@ -89,9 +89,20 @@ fn described(
 
 /// Whether two models are the same, except for the sample length.
 fn is_same(one: &ModelConfig, other: &ModelConfig) -> bool {
-    let [one, other] = [one, other].map(|model| model.for_samples(other.seq_len));
+    let [one, other] = [one, other].map(|model| comparable(model, other.seq_len));
     let rows = COMPARED.iter().filter(|row| row.key != "model.seq_len");
     rows.map(|row| row.value).all(|value| value(&one) == value(&other))
+}
+
+/// A model for samples of `seq_len` tokens. The inner width of MLPs counts only if a layer has one.
+fn comparable(model: &ModelConfig, seq_len: usize) -> ModelConfig {
+    let model = model.for_samples(seq_len);
+    match &model.experts {
+        Some(experts) if experts.dense_layers.is_empty() => {
+            ModelConfig { ffn_hidden: experts.ffn_hidden, ..model }
+        }
+        _ => model,
+    }
 }
 
 /// The keys of a wrapper with another type of numbers.
@@ -310,7 +321,7 @@ pub(crate) fn mismatches(bytes: &[u8], model: &ModelConfig) -> Vec<String> {
     };
     let of = usize::from(theirs.family == Family::Llama);
     // For shorter samples some windows are none.
-    let [short, our] = [&theirs, model].map(|of| of.for_samples(model.seq_len));
+    let [short, our] = [&theirs, model].map(|of| comparable(of, model.seq_len));
     let differs = |ComparedKey { names, key, value }: ComparedKey| {
         let (theirs, our) = if key == "model.seq_len" { (&theirs, model) } else { (&short, &our) };
         let (named, is, ours) = (names[of], value(theirs), value(our));

@@ -1,7 +1,8 @@
 //! An open transformers folder: all files are open, all tensors located; no path leads outside.
 
 use super::config_json::mismatches;
-use super::names::{HEAD, Names, bare, bare_in_wrapper, is_of_an_adapter};
+use super::names::{HEAD, Names, StackPlace, bare, bare_in_wrapper, is_of_an_adapter, is_stack};
+use super::row_place::RowPlace;
 use super::tensors::{missing, widen};
 use super::{CONFIG, FolderError, INDEX, WHOLE, transposed};
 use crate::header::{self, TensorEntry, length};
@@ -74,6 +75,8 @@ pub(super) struct TensorPlace {
     shape: (usize, usize),
     /// Whether the folder stores the tensor transposed.
     pub(super) transposed: bool,
+    /// Number of the expert, if the tensor holds those of a whole layer.
+    expert: Option<usize>,
 }
 
 impl TensorPlace {
@@ -240,7 +243,7 @@ impl Folder {
     pub(super) fn places(&self, gpt: &Decoder) -> Result<Vec<TensorPlace>, FolderError> {
         let params: Vec<&Param> = gpt.segments().iter().flat_map(|s| &s.params).collect();
         let shape = gpt.shape();
-        let names = Names::of(&shape.architecture, self.class);
+        let names = Names::of(shape, self.class, self.fuses_experts());
         let tied = shape.architecture.tied;
         let mut known: BTreeSet<String> = params.iter().map(|p| names.foreign(&p.name).0).collect();
         if tied {
@@ -266,13 +269,27 @@ impl Folder {
         };
         let places = params.iter().map(place).collect::<Result<Vec<_>, _>>()?;
         if let Some(foreign) = strange.first() {
-            let why = format!("`{}` is no tensor of this model", foreign.entry.name);
+            let name = &foreign.entry.name;
+            let twice = name.contains(".experts.") && !is_stack(name) && self.fuses_experts();
+            let why = match (twice, shape.experts) {
+                (true, _) => ", whose experts are in one tensor for each layer: each expert must be there once".into(),
+                (false, Some(experts)) if name.contains(".experts.") => {
+                    format!(", which has {} experts in a layer with experts", experts.count)
+                }
+                _ => String::new(),
+            };
+            let why = format!("`{name}` is no tensor of this model{why}");
             return Err(self.refused(foreign, why));
         }
         if tied {
             self.check_head(&names.table())?;
         }
         Ok(places)
+    }
+
+    /// Whether the folder has one tensor for the matrices of all experts of a layer.
+    pub(super) fn fuses_experts(&self) -> bool {
+        self.tensors.keys().any(|name| is_stack(name))
     }
 
     /// The place of one parameter. A tied table may have either of its two names.
@@ -292,6 +309,11 @@ impl Folder {
         };
         let mut wanted = param.dimensions();
         wanted[0] = joined.rows;
+        let stack = names.stack_place(&param.name);
+        if let Some(StackPlace { experts, .. }) = stack {
+            wanted[0] = joined.rows / experts;
+            wanted.insert(0, experts);
+        }
         if transposed {
             wanted.reverse();
         }
@@ -308,7 +330,8 @@ impl Folder {
             return Err(self.refused(foreign, why));
         }
         let first = joined.first * shape.1;
-        Ok(TensorPlace { foreign: foreign.clone(), first, shape, transposed })
+        let expert = stack.map(|stack| stack.expert);
+        Ok(TensorPlace { foreign: foreign.clone(), first, shape, transposed, expert })
     }
 
     /// Checks that the head's weights, if the folder has them, equal the embedding bit for bit.
@@ -381,7 +404,9 @@ impl Folder {
         let Some(x) = values.par_iter().with_min_len(1 << 14).find_first(|x| !x.is_finite()) else {
             return Ok(());
         };
-        Err(self.refused(&place.foreign, format!("`{}` has a {x}", place.foreign.entry.name)))
+        let of_expert = place.expert.map_or_else(String::new, |n| format!(" in expert {n}"));
+        let why = format!("`{}` has a {x}{of_expert}", place.foreign.entry.name);
+        Err(self.refused(&place.foreign, why))
     }
 
     /// Checks that a parameter is readable and finite, without keeping its values.
@@ -409,27 +434,6 @@ impl Folder {
         parts.try_for_each(read)?;
         self.check_finite(place, &values)?;
         Ok(if place.transposed { transposed(&values, (columns, rows)) } else { values })
-    }
-}
-
-/// Place of a parameter among the parameters whose rows are one tensor of the folder.
-struct RowPlace {
-    /// Number of the parameter's first row in the tensor.
-    first: usize,
-    /// Number of rows of the tensor.
-    rows: usize,
-}
-
-impl RowPlace {
-    /// The place of `param`; `rows` are those of all parameters by name.
-    fn of(names: Names, param: &Param, rows: &BTreeMap<&str, usize>) -> Self {
-        let all = names.joined(&param.name);
-        let rows_of = |name: &String| match rows.get(name.as_str()) {
-            Some(rows) => *rows,
-            None => unreachable!("`{name}` is a parameter as `{}` is", param.name),
-        };
-        let before = all.iter().take_while(|name| **name != param.name);
-        Self { first: before.map(rows_of).sum(), rows: all.iter().map(rows_of).sum() }
     }
 }
 

@@ -4,8 +4,11 @@
 
 pub(crate) mod config_json;
 mod decoder_json;
+mod experts_file;
 pub(crate) mod folder;
 mod names;
+mod numbers;
+mod row_place;
 mod tensors;
 mod untrained;
 mod weights;
@@ -13,9 +16,10 @@ mod write;
 
 use files::path_text::ShownPath;
 pub use folder::Folder;
+pub use numbers::Numbers;
 pub use untrained::UntrainedTensors;
 pub use weights::PretrainedWeights;
-pub use write::{ExportError, ModelExport, Numbers, export};
+pub use write::{ExportError, ModelExport, export};
 
 use crate::RunFolder;
 use crate::rewrite::{RewriteError, SealedCheckpoint, TensorSource, start};

@@ -1,7 +1,10 @@
 //! Names of the tensors in transformers, and whether transformers stores them transposed or joined.
 
+#[cfg(test)]
+mod tests;
+
 use config::transformers::ModelClass;
-use tensor_parallel::{Architecture, NormPlace};
+use tensor_parallel::{DecoderShape, NormPlace};
 
 /// Naming scheme of a model family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +17,40 @@ pub(super) enum Names {
         norms: NormPlace,
         /// Whether q, k and v are one tensor, and gate and up are one (Phi-3).
         fused: bool,
+        /// Experts of the layers that have them.
+        experts: Option<ExpertNames>,
     },
+}
+
+/// Form of the experts of a layer in a folder, and their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ExpertNames {
+    pub(super) form: ExpertForm,
+    pub(super) count: usize,
+}
+
+/// Form of the experts of a layer in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExpertForm {
+    /// Three tensors for each expert.
+    Single,
+    /// The same, with the names of Mixtral.
+    Mixtral,
+    /// One tensor with the gates and ups of all experts (E, 2 I, C), and one with their projections
+    /// back (E, C, I).
+    Fused,
+}
+
+/// Place of a matrix of an expert in the tensor of all experts of a layer, which holds `parts`
+/// matrices of each of `experts` experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StackPlace {
+    pub(super) experts: usize,
+    pub(super) parts: usize,
+    /// Number of the expert.
+    pub(super) expert: usize,
+    /// Number of the matrix among those of the expert.
+    pub(super) part: usize,
 }
 
 /// Name of the output projection, which is outside of the inner model, so it has no prefix.
@@ -60,6 +96,25 @@ const FUSED: [(&[&str], &str); 2] = [
     (&[".mlp.gate.", ".mlp.up."], ".mlp.gate_up_proj."),
 ];
 
+/// Matrices of an expert: name in onebox, in most classes, and in Mixtral.
+const EXPERT: [[&str; 3]; 3] =
+    [["gate", "gate_proj", "w1"], ["up", "up_proj", "w3"], ["proj", "down_proj", "w2"]];
+/// Ends of the names of fused experts: gates and ups, and projections back.
+const STACKS: [&str; 2] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
+
+/// Whether a tensor holds matrices of all experts of a layer.
+pub(super) fn is_stack(bare: &str) -> bool {
+    STACKS.iter().any(|stack| bare.ends_with(stack))
+}
+
+/// A matrix of an expert in a parameter's name: prefix, number of the expert, row of [`EXPERT`].
+fn expert_matrix(name: &str) -> Option<(&str, usize, usize)> {
+    let (layer, rest) = name.split_once(".moe.experts.")?;
+    let (expert, matrix) = rest.strip_suffix(".weight")?.split_once('.')?;
+    let row = EXPERT.iter().position(|[ours, ..]| *ours == matrix)?;
+    Some((layer, expert.parse().ok()?, row))
+}
+
 /// `name` with the part of transformers, if it has a part of onebox.
 fn replaced(names: &[(&str, &str)], name: &str) -> Option<String> {
     let found = names.iter().find(|(ours, _)| name.contains(ours));
@@ -67,12 +122,62 @@ fn replaced(names: &[(&str, &str)], name: &str) -> Option<String> {
 }
 
 impl Names {
-    /// Names of a model with these parts in a folder of the class `class`.
-    pub(super) fn of(parts: &Architecture, class: ModelClass) -> Self {
-        match parts.joined_qkv {
-            true => Self::Gpt2,
-            false => Self::Llama { norms: parts.norm_place, fused: class.fuses_projections() },
+    /// Names of a model of this shape in a folder of the class `class`. `fused`: whether the
+    /// folder has fused experts.
+    pub(super) fn of(shape: &DecoderShape, class: ModelClass, fused: bool) -> Self {
+        let parts = &shape.architecture;
+        if parts.joined_qkv {
+            return Self::Gpt2;
         }
+        let form = match (fused, class) {
+            (true, _) => ExpertForm::Fused,
+            (false, ModelClass::Mixtral) => ExpertForm::Mixtral,
+            (false, _) => ExpertForm::Single,
+        };
+        Self::Llama {
+            norms: parts.norm_place,
+            fused: class.fuses_projections(),
+            experts: shape.experts.map(|experts| ExpertNames { form, count: experts.count }),
+        }
+    }
+
+    /// Name of a part of the experts of a layer, without the prefix; `None` for another parameter.
+    fn of_experts(self, name: &str) -> Option<String> {
+        let Self::Llama { experts: Some(ExpertNames { form, .. }), .. } = self else {
+            return None;
+        };
+        let of_mixtral = form == ExpertForm::Mixtral;
+        let whose = if of_mixtral { "block_sparse_moe" } else { "mlp" };
+        let theirs = match expert_matrix(name) {
+            None => {
+                let layer = name.strip_prefix("h.")?.strip_suffix(".moe.router.weight")?;
+                format!("layers.{layer}.{whose}.gate.weight")
+            }
+            Some((layer, expert, row)) => {
+                let layer = layer.strip_prefix("h.")?;
+                let matrix = match form {
+                    ExpertForm::Fused => {
+                        return Some(format!("layers.{layer}.{}", STACKS[row / 2]));
+                    }
+                    ExpertForm::Single => EXPERT[row][1],
+                    ExpertForm::Mixtral => EXPERT[row][2],
+                };
+                format!("layers.{layer}.{whose}.experts.{expert}.{matrix}.weight")
+            }
+        };
+        Some(theirs)
+    }
+
+    /// Place of the parameter `name` in the tensor of all experts of its layer; `None` if it has a
+    /// tensor of its own.
+    pub(super) fn stack_place(self, name: &str) -> Option<StackPlace> {
+        let Self::Llama { experts: Some(ExpertNames { form, count }), .. } = self else {
+            return None;
+        };
+        let (_, expert, row) = expert_matrix(name).filter(|_| form == ExpertForm::Fused)?;
+        // Gate and up are in one tensor.
+        let (part, parts) = if row < 2 { (row, 2) } else { (0, 1) };
+        Some(StackPlace { experts: count, parts, expert, part })
     }
 
     /// Name of the embedding table in transformers, without the prefix.
@@ -93,6 +198,18 @@ impl Names {
     /// Names of the parameters whose rows are one tensor in transformers, from above; `name` is one
     /// of them.
     pub(super) fn joined(self, name: &str) -> Vec<String> {
+        if let Some(StackPlace { experts, parts, .. }) = self.stack_place(name)
+            && let Some((layer, _, _)) = expert_matrix(name)
+        {
+            let rows = if parts == 2 { 0..2 } else { 2..3 };
+            let of = |expert: usize| {
+                let matrix = move |row: usize| {
+                    format!("{layer}.moe.experts.{expert}.{}.weight", EXPERT[row][0])
+                };
+                rows.clone().map(matrix)
+            };
+            return (0..experts).flat_map(of).collect();
+        }
         match self.fused(name) {
             Some((parts, own, _)) => parts.iter().map(|part| name.replace(own, part)).collect(),
             None => vec![name.to_owned()],
@@ -118,6 +235,9 @@ impl Names {
             (Self::Llama { .. }, "wte") => ("embed_tokens.weight".into(), false),
             (Self::Llama { .. }, "ln_f.weight") => ("norm.weight".into(), false),
             (Self::Llama { .. }, _) => {
+                if let Some(theirs) = self.of_experts(name) {
+                    return (theirs, false);
+                }
                 let fused = self.fused(name).map(|(_, own, theirs)| name.replace(own, theirs));
                 let name = fused.unwrap_or_else(|| name.to_owned());
                 let name = name.strip_prefix("h.").map_or(name.clone(), |n| format!("layers.{n}"));
@@ -188,143 +308,4 @@ pub(super) fn is_of_an_adapter(name: &str) -> bool {
     let is_one =
         |part: &str| ["base_layer", "modules_to_save"].contains(&part) || part.starts_with("lora_");
     name.split('.').any(is_one)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LIKE_LLAMA: Names = Names::Llama { norms: NormPlace::Before, fused: false };
-
-    #[test]
-    fn names_are_those_of_transformers() {
-        for (ours, theirs, transposed) in [
-            ("wte", "wte.weight", false),
-            ("h.3.ln_1.bias", "h.3.ln_1.bias", false),
-            ("h.3.attn.qkv.weight", "h.3.attn.c_attn.weight", true),
-            ("h.3.attn.qkv.bias", "h.3.attn.c_attn.bias", false),
-            ("h.11.attn.proj.weight", "h.11.attn.c_proj.weight", true),
-            ("h.11.mlp.fc.weight", "h.11.mlp.c_fc.weight", true),
-            ("h.11.mlp.proj.bias", "h.11.mlp.c_proj.bias", false),
-            ("ln_f.weight", "ln_f.weight", false),
-        ] {
-            assert_eq!(Names::Gpt2.foreign(ours), (theirs.to_owned(), transposed));
-        }
-        for (ours, theirs) in [
-            ("wte", "model.embed_tokens.weight"),
-            ("h.3.ln_1.weight", "model.layers.3.input_layernorm.weight"),
-            ("h.3.attn.q.weight", "model.layers.3.self_attn.q_proj.weight"),
-            ("h.3.attn.k.bias", "model.layers.3.self_attn.k_proj.bias"),
-            ("h.3.attn.k_norm.weight", "model.layers.3.self_attn.k_norm.weight"),
-            ("h.11.attn.proj.weight", "model.layers.11.self_attn.o_proj.weight"),
-            ("h.11.ln_2.weight", "model.layers.11.post_attention_layernorm.weight"),
-            ("h.11.mlp.gate.weight", "model.layers.11.mlp.gate_proj.weight"),
-            ("h.11.mlp.proj.weight", "model.layers.11.mlp.down_proj.weight"),
-            ("ln_f.weight", "model.norm.weight"),
-            ("head", "lm_head.weight"),
-        ] {
-            assert_eq!(LIKE_LLAMA.whole(ours), theirs);
-            assert!(!LIKE_LLAMA.foreign(ours).1);
-            assert_eq!(LIKE_LLAMA.joined(ours), [ours]);
-        }
-    }
-
-    /// Source: the classes of Gemma 2 and 3, and of OLMo 2 and 3, in transformers 5.24.
-    #[test]
-    fn norms_have_the_names_of_their_places() {
-        let around = Names::Llama { norms: NormPlace::Around, fused: false };
-        let after = Names::Llama { norms: NormPlace::After, fused: false };
-        for (names, ours, theirs) in [
-            (around, "h.1.ln_1.weight", "layers.1.input_layernorm.weight"),
-            (around, "h.1.ln_1_post.weight", "layers.1.post_attention_layernorm.weight"),
-            (around, "h.1.ln_2.weight", "layers.1.pre_feedforward_layernorm.weight"),
-            (around, "h.1.ln_2_post.weight", "layers.1.post_feedforward_layernorm.weight"),
-            (around, "h.1.attn.q_norm.weight", "layers.1.self_attn.q_norm.weight"),
-            (after, "h.1.ln_1_post.weight", "layers.1.post_attention_layernorm.weight"),
-            (after, "h.1.ln_2_post.weight", "layers.1.post_feedforward_layernorm.weight"),
-            (after, "h.1.attn.k_norm.weight", "layers.1.self_attn.k_norm.weight"),
-        ] {
-            assert_eq!(names.foreign(ours).0, theirs);
-        }
-    }
-
-    /// Source: the class of Phi-3 in transformers 5.24.
-    #[test]
-    fn fused_projections_are_rows_of_one_tensor() {
-        let fused = Names::Llama { norms: NormPlace::Before, fused: true };
-        let qkv = ["h.2.attn.q.weight", "h.2.attn.k.weight", "h.2.attn.v.weight"];
-        for ours in qkv {
-            assert_eq!(fused.whole(ours), "model.layers.2.self_attn.qkv_proj.weight");
-            assert_eq!(fused.joined(ours), qkv);
-        }
-        let inner = ["h.2.mlp.gate.weight", "h.2.mlp.up.weight"];
-        for ours in inner {
-            assert_eq!(fused.whole(ours), "model.layers.2.mlp.gate_up_proj.weight");
-            assert_eq!(fused.joined(ours), inner);
-        }
-        for (ours, theirs) in [
-            ("h.2.attn.proj.weight", "model.layers.2.self_attn.o_proj.weight"),
-            ("h.2.mlp.proj.weight", "model.layers.2.mlp.down_proj.weight"),
-            ("h.2.ln_2.weight", "model.layers.2.post_attention_layernorm.weight"),
-        ] {
-            assert_eq!(fused.whole(ours), theirs);
-            assert_eq!(fused.joined(ours), [ours]);
-        }
-    }
-
-    /// Source: the conversions of version 5.24 of transformers for the classes around a decoder.
-    #[test]
-    fn the_decoder_of_a_wrapper_has_a_prefix_of_old_and_of_new_files() {
-        let (table, query) = ("embed_tokens.weight", "layers.0.self_attn.q_proj.weight");
-        for (name, bare) in [
-            ("language_model.model.embed_tokens.weight", Some(table)),
-            ("model.language_model.embed_tokens.weight", Some(table)),
-            ("language_model.embed_tokens.weight", Some(table)),
-            ("model.language_model.model.embed_tokens.weight", Some(table)),
-            ("module.model.language_model.layers.0.self_attn.q_proj.weight", Some(query)),
-            ("language_model.lm_head.weight", Some(HEAD)),
-            ("lm_head.weight", Some(HEAD)),
-            ("vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight", None),
-            ("model.vision_tower.transformer.layers.0.attention.q_proj.weight", None),
-            ("model.multi_modal_projector.linear_1.weight", None),
-            ("multi_modal_projector.mm_input_projection_weight", None),
-            ("mtp.layers.0.input_layernorm.weight", None),
-        ] {
-            assert_eq!(bare_in_wrapper(name).as_deref(), bare, "{name}");
-        }
-    }
-
-    #[test]
-    fn wrappers_put_no_other_name_before_a_tensor() {
-        let (embedding, query) = ("embed_tokens.weight", "layers.0.self_attn.q_proj.weight");
-        for (name, want) in [
-            ("model.embed_tokens.weight", embedding),
-            ("embed_tokens.weight", embedding),
-            ("_orig_mod.model.embed_tokens.weight", embedding),
-            ("module.module._orig_mod.model.embed_tokens.weight", embedding),
-            ("base_model.model.model.embed_tokens.weight", embedding),
-            ("base_model.model.base_model.model.module.model.embed_tokens.weight", embedding),
-            ("model.model.embed_tokens.weight", embedding),
-            ("model._orig_mod.layers.0._checkpoint_wrapped_module.self_attn.q_proj.weight", query),
-            ("_fsdp_wrapped_module.model.layers.0.self_attn.module.q_proj.weight", query),
-            ("module.lm_head.weight", HEAD),
-            ("base_model.model.lm_head.weight", HEAD),
-            ("module.transformer.wte.weight", "wte.weight"),
-            // Other names do not change.
-            ("student.model.embed_tokens.weight", "student.model.embed_tokens.weight"),
-            ("modules.embed_tokens.weight", "modules.embed_tokens.weight"),
-        ] {
-            assert_eq!(bare(name), want, "{name}");
-        }
-    }
-
-    #[test]
-    fn only_left_overs_of_layers_that_are_there_are_left_out() {
-        let gpt2 = |name| Names::Gpt2.is_left_over(name, 2);
-        assert!(gpt2("h.0.attn.bias") && gpt2("h.1.attn.masked_bias"));
-        assert!(!gpt2("h.2.attn.bias") && !gpt2("h.0.mlp.bias"));
-        assert!(!gpt2("h.-1.attn.bias") && !gpt2("attn.bias"));
-        assert!(LIKE_LLAMA.is_left_over("layers.1.self_attn.rotary_emb.inv_freq", 2));
-        assert!(!LIKE_LLAMA.is_left_over("layers.2.self_attn.rotary_emb.inv_freq", 2));
-    }
 }

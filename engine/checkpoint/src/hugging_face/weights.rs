@@ -54,6 +54,12 @@ impl PretrainedWeights {
         self.folder.untrained(progress)
     }
 
+    /// The content of the file that a run keeps about the form of the folder's experts; `None` if it
+    /// needs none.
+    pub fn experts_file(&self) -> Option<Vec<u8>> {
+        self.folder.experts_file()
+    }
+
     /// Path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()

@@ -1,7 +1,9 @@
 //! Export: writes a new folder, which gets its name after a sync and a matching read-back.
 
+use super::experts_file::is_fused;
 use super::folder::Folder;
-use super::names::{Names, unwrapped};
+use super::names::{Names, StackPlace, unwrapped};
+use super::numbers::Numbers;
 use super::untrained::{UntrainedSource, UntrainedTensor, UntrainedTensors, first_unequal};
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
 use crate::header::{self, HeaderEntry};
@@ -12,10 +14,9 @@ use data::byte_tokenizer::{tokenizer_config, tokenizer_json};
 use data::model_files::ModelFiles;
 use data::progress::{Progress, Reading};
 use files::durable::{create_new, rename, sync_folder};
-use files::names::{FILES, LOCK, TOKENIZER, TOKENIZER_CONFIG, UNTRAINED};
+use files::names::{EXPERTS, FILES, LOCK, TOKENIZER, TOKENIZER_CONFIG, UNTRAINED};
 use files::path_text::ShownPath;
 use files::regular_file;
-use half::bf16;
 use layout::build::RankLayout;
 use serde_json::{Map, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,52 +46,6 @@ pub enum ExportError {
     InUse(PathBuf),
     #[error("`{tensor}` was written to {} and reads otherwise", path.shown())]
     Unequal { path: PathBuf, tensor: String },
-}
-
-/// Number format of the exported parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Numbers {
-    /// 4 bytes, unchanged.
-    F32,
-    /// 2 bytes, rounded to the nearest.
-    Bf16,
-}
-
-impl Numbers {
-    const fn width(self) -> u64 {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 => 2,
-        }
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "F32",
-            Self::Bf16 => "BF16",
-        }
-    }
-
-    /// Name of the type in torch.
-    const fn of_torch(self) -> &'static str {
-        match self {
-            Self::F32 => "float32",
-            Self::Bf16 => "bfloat16",
-        }
-    }
-
-    /// The value of `x` after it is written and read.
-    fn kept(self, x: f32) -> f32 {
-        match self {
-            Self::F32 => x,
-            Self::Bf16 => bf16::from_f32(x).to_f32(),
-        }
-    }
-
-    /// Appends a number. The bytes of a BF16 number are the upper half of its fp32 value.
-    fn write(self, x: f32, bytes: &mut Vec<u8>) {
-        bytes.extend(&self.kept(x).to_le_bytes()[4 - self.width() as usize..]);
-    }
 }
 
 /// A model to export, and its format.
@@ -239,12 +194,14 @@ impl ExportContent {
         let ModelExport { config, built, model_files, numbers, .. } = *model;
         let kept = model_files.get(UNTRAINED).map(UntrainedTensors::decode).transpose();
         let kept = kept.map_err(|why| FolderError::refused(out, format!("{UNTRAINED}: {why}")))?;
+        let fused = model_files.get(EXPERTS).map_or(Ok(false), is_fused);
+        let fused = fused.map_err(|why| FolderError::refused(out, format!("{EXPERTS}: {why}")))?;
         let came = model_files.get(CONFIG);
         let description =
             config_json::description(&config.model, numbers.of_torch(), came, kept.is_some());
         let description = description.map_err(|why| FolderError::refused(out, why))?;
         let decoder = &built.decoder;
-        let names = Names::of(&decoder.shape().architecture, description.class);
+        let names = Names::of(decoder.shape(), description.class, fused);
         let source = kept.map(UntrainedTensors::open).transpose()?;
         let wholes = match &source {
             None => None,
@@ -294,18 +251,23 @@ impl ExportContent {
 fn joined(params: &[&Param], names: Names, whole: &dyn Fn(usize) -> String) -> Vec<ExportTensor> {
     let by_name: BTreeMap<&str, usize> =
         params.iter().enumerate().map(|(number, param)| (param.name.as_str(), number)).collect();
-    let mut done = BTreeSet::new();
+    let mut done: BTreeSet<usize> = BTreeSet::new();
     let mut tensors = Vec::new();
     for (number, param) in params.iter().enumerate() {
+        if done.contains(&number) {
+            continue;
+        }
         let all = names.joined(&param.name);
         let numbers: Vec<usize> =
             all.iter().filter_map(|name| by_name.get(name.as_str())).copied().collect();
         assert_eq!(numbers.len(), all.len(), "{} is a parameter as the others are", param.name);
-        if !done.insert(numbers[0]) {
-            continue;
-        }
+        done.extend(&numbers);
         let mut shape = param.dimensions();
         shape[0] = numbers.iter().map(|number| params[*number].global.0).sum();
+        if let Some(StackPlace { experts, .. }) = names.stack_place(&param.name) {
+            shape[0] /= experts;
+            shape.insert(0, experts);
+        }
         let (_, transposed) = names.foreign(&param.name);
         if transposed {
             shape.reverse();
@@ -356,7 +318,9 @@ fn fill(
         write_small(folder, TOKENIZER_CONFIG, tokenizer_config().as_bytes(), &mut names)?;
     }
     for (name, bytes) in model_files.files() {
-        if ![CONFIG, UNTRAINED].contains(name) && (*name != TOKENIZER || tokenizer.is_none()) {
+        if ![CONFIG, UNTRAINED, EXPERTS].contains(name)
+            && (*name != TOKENIZER || tokenizer.is_none())
+        {
             write_small(folder, name, bytes, &mut names)?;
         }
     }

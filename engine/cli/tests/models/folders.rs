@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
+mod experts;
 pub(crate) mod model;
 mod refusals;
 mod wrappers;

@@ -147,7 +147,7 @@ fn what_onebox_does_not_compute_is_refused_with_its_key() {
     let folder = Folder::new();
     let on = bundled("dgx-h100");
     let cases: [(&str, Value, &str); 30] = [
-        ("model_type", json!("mixtral"), "`model_type` is \"mixtral\""),
+        ("model_type", json!("dbrx"), "`model_type` is \"dbrx\""),
         ("architectures", json!(["Qwen3ForSequenceClassification"]), "only language models"),
         ("hidden_act", json!("gelu"), "gates here are SiLU"),
         ("mlp_bias", json!(true), "have no biases here"),

@@ -18,11 +18,14 @@ pub enum ModelClass {
     Phi3,
     Granite,
     SeedOss,
+    Qwen3Moe,
+    Mixtral,
+    Olmoe,
 }
 
 impl ModelClass {
     /// All classes.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::Gpt2,
         Self::Llama,
         Self::Mistral,
@@ -37,6 +40,9 @@ impl ModelClass {
         Self::Phi3,
         Self::Granite,
         Self::SeedOss,
+        Self::Qwen3Moe,
+        Self::Mixtral,
+        Self::Olmoe,
     ];
 
     /// Value of `model_type`.
@@ -56,6 +62,9 @@ impl ModelClass {
             Self::Phi3 => "phi3",
             Self::Granite => "granite",
             Self::SeedOss => "seed_oss",
+            Self::Qwen3Moe => "qwen3_moe",
+            Self::Mixtral => "mixtral",
+            Self::Olmoe => "olmoe",
         }
     }
 
@@ -76,12 +85,20 @@ impl ModelClass {
             Self::Phi3 => ["Phi3ForCausalLM", "Phi3Model"],
             Self::Granite => ["GraniteForCausalLM", "GraniteModel"],
             Self::SeedOss => ["SeedOssForCausalLM", "SeedOssModel"],
+            Self::Qwen3Moe => ["Qwen3MoeForCausalLM", "Qwen3MoeModel"],
+            Self::Mixtral => ["MixtralForCausalLM", "MixtralModel"],
+            Self::Olmoe => ["OlmoeForCausalLM", "OlmoeModel"],
         }
     }
 
     /// Whether a folder of the class has q, k and v in one tensor, and gate and up in one.
     pub const fn fuses_projections(self) -> bool {
         matches!(self, Self::Phi3)
+    }
+
+    /// Whether layers of the class have experts in the place of an MLP.
+    pub const fn has_experts(self) -> bool {
+        matches!(self, Self::Qwen3Moe | Self::Mixtral | Self::Olmoe)
     }
 
     /// Whether the class is one of Gemma.

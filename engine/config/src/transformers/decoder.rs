@@ -1,6 +1,7 @@
 //! Decoders with RMSNorm and a gated MLP: Llama and later classes.
 
 use super::classes::ModelClass;
+use super::experts::experts;
 use super::keys::{Keys, Number, SCALES};
 use super::layers::{LayerLetters, layer_letters};
 use super::rope::{RopeContext, Ropes, ropes, unscaled_queries};
@@ -70,9 +71,12 @@ impl ClassDefaults {
         match class {
             ModelClass::Gemma2 => Self { vocab: Some(256_000), positions: Some(8192), ..gemma },
             ModelClass::Gemma3 => Self { vocab: Some(262_208), positions: Some(131_072), ..gemma },
-            ModelClass::Olmo2 | ModelClass::Olmo3 | ModelClass::Phi3 | ModelClass::Ministral3 => {
-                Self { norm_eps: 1e-5, ..others }
-            }
+            ModelClass::Olmo2
+            | ModelClass::Olmo3
+            | ModelClass::Phi3
+            | ModelClass::Ministral3
+            | ModelClass::Mixtral
+            | ModelClass::Olmoe => Self { norm_eps: 1e-5, ..others },
             ModelClass::SmolLm3 => Self { tied: true, ..others },
             ModelClass::Gpt2
             | ModelClass::Llama
@@ -80,7 +84,8 @@ impl ClassDefaults {
             | ModelClass::Qwen2
             | ModelClass::Qwen3
             | ModelClass::Granite
-            | ModelClass::SeedOss => others,
+            | ModelClass::SeedOss
+            | ModelClass::Qwen3Moe => others,
         }
     }
 }
@@ -104,6 +109,8 @@ pub(super) fn decoder(keys: &mut Keys, class: ModelClass) -> FolderModel {
     let Ropes { full, windowed } = ropes(keys, RopeContext { class, head_dim, most });
     let unscaled = unscaled_queries(keys).filter(|_| class == ModelClass::Ministral3);
     let scales = scales(keys, class, hidden, head_dim);
+    let ffn_hidden = keys.whole("intermediate_size", INNER);
+    let experts = experts(keys, class, layers, ffn_hidden);
     let model = ModelConfig {
         family: Family::Llama,
         layers,
@@ -113,7 +120,8 @@ pub(super) fn decoder(keys: &mut Keys, class: ModelClass) -> FolderModel {
         head_dim,
         seq_len: most.min(unscaled.unwrap_or(most)),
         vocab: keys.vocab(usual.vocab),
-        ffn_hidden: keys.whole("intermediate_size", INNER),
+        ffn_hidden,
+        experts,
         init_std: keys.number("initializer_range", 0.0, 0.02),
         norm_eps: keys.number("rms_norm_eps", 0.0, usual.norm_eps),
         rope: full,
@@ -125,9 +133,14 @@ pub(super) fn decoder(keys: &mut Keys, class: ModelClass) -> FolderModel {
         proj_bias,
         qk_norm: matches!(
             class,
-            ModelClass::Qwen3 | ModelClass::Gemma3 | ModelClass::Olmo2 | ModelClass::Olmo3
+            ModelClass::Qwen3
+                | ModelClass::Gemma3
+                | ModelClass::Olmo2
+                | ModelClass::Olmo3
+                | ModelClass::Qwen3Moe
+                | ModelClass::Olmoe
         ),
-        qk_norm_width: matches!(class, ModelClass::Olmo2 | ModelClass::Olmo3),
+        qk_norm_width: matches!(class, ModelClass::Olmo2 | ModelClass::Olmo3 | ModelClass::Olmoe),
         norm_offset: class.is_gemma(),
         norm_place: match class {
             ModelClass::Gemma2 | ModelClass::Gemma3 => NormPlace::Around,
@@ -166,9 +179,15 @@ fn head_sizes(keys: &mut Keys, class: ModelClass, usual: &ClassDefaults) -> Head
         | ModelClass::Olmo2
         | ModelClass::Olmo3
         | ModelClass::Phi3
-        | ModelClass::Granite => keys.whole_or("num_key_value_heads", HEADS, Some(heads)),
+        | ModelClass::Granite
+        | ModelClass::Olmoe => keys.whole_or("num_key_value_heads", HEADS, Some(heads)),
         _ => keys.whole_or("num_key_value_heads", HEADS, usual.kv_heads),
     };
+    if class == ModelClass::Olmoe && head_dim * heads != hidden && keys.wrong.is_empty() {
+        keys.wrong.push(format!(
+            "`head_dim` is {head_dim}, and its class has norms over `hidden_size` elements, which is {hidden}, not over {heads} heads of {head_dim}"
+        ));
+    }
     let of_queries = Number { key: "num_attention_heads", value: heads };
     if !keys.found.contains_key("head_dim") && usual.head_dim.is_none() {
         let why = "name `head_dim`, or mend one of them";
@@ -239,6 +258,7 @@ fn biases(keys: &mut Keys, class: ModelClass) -> (bool, bool) {
         ModelClass::Qwen2
         | ModelClass::Mistral
         | ModelClass::Ministral3
+        | ModelClass::Mixtral
         | ModelClass::Phi3
         | ModelClass::Gpt2 => {
             let biased = class == ModelClass::Qwen2;
@@ -251,7 +271,12 @@ fn biases(keys: &mut Keys, class: ModelClass) -> (bool, bool) {
             keys.fixed("attention_bias", &[json!(false)], why);
             (false, false)
         }
-        ModelClass::Llama | ModelClass::Qwen3 | ModelClass::SmolLm3 | ModelClass::Granite => {
+        ModelClass::Llama
+        | ModelClass::Qwen3
+        | ModelClass::SmolLm3
+        | ModelClass::Granite
+        | ModelClass::Qwen3Moe
+        | ModelClass::Olmoe => {
             let biased = keys.flag("attention_bias", false);
             (biased, biased)
         }

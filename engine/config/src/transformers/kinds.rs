@@ -131,7 +131,6 @@ const LACKING: [LackingPart; 6] = [
     LackingPart {
         what: "a mixture of experts",
         families: &[
-            "mixtral",
             "dbrx",
             "gpt_oss",
             "deepseek_v2",
@@ -232,8 +231,8 @@ mod tests {
     fn a_family_is_refused_for_the_parts_that_onebox_lacks() {
         let experts = "it has a mixture of experts, which onebox lacks";
         for (config, message) in [
-            (json!({ "model_type": "qwen3_moe", "num_experts": 128 }), experts),
-            (json!({ "model_type": "mixtral" }), experts),
+            (json!({ "model_type": "qwen2_moe", "num_experts": 60 }), experts),
+            (json!({ "model_type": "dbrx" }), experts),
             (json!({ "model_type": "gpt_oss", "num_local_experts": 32 }), experts),
             (json!({ "model_type": "glm4_moe", "n_routed_experts": 128 }), experts),
             (

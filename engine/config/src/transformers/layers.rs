@@ -31,8 +31,13 @@ pub(super) fn layer_letters(keys: &mut Keys, class: ModelClass, layers: usize) -
         | ModelClass::Llama
         | ModelClass::Olmo2
         | ModelClass::Granite
-        | ModelClass::SeedOss => vec![FULL; layers],
-        ModelClass::Mistral | ModelClass::Ministral3 | ModelClass::Phi3 => {
+        | ModelClass::SeedOss
+        | ModelClass::Olmoe => vec![FULL; layers],
+        ModelClass::Mistral
+        | ModelClass::Ministral3
+        | ModelClass::Phi3
+        | ModelClass::Qwen3Moe
+        | ModelClass::Mixtral => {
             vec![if window.is_some() { WINDOWED } else { FULL }; layers]
         }
         ModelClass::Qwen2 | ModelClass::Qwen3 => match window {
@@ -56,7 +61,9 @@ pub(super) fn layer_letters(keys: &mut Keys, class: ModelClass, layers: usize) -
     let letters = named(keys, class, of_class);
     if letters.contains(&WINDOWED) && window.is_none() {
         let (key, value) = match class {
-            ModelClass::Qwen2 | ModelClass::Qwen3 => ("use_sliding_window", "true"),
+            ModelClass::Qwen2 | ModelClass::Qwen3 | ModelClass::Qwen3Moe => {
+                ("use_sliding_window", "true")
+            }
             _ => ("sliding_window", "a number of tokens"),
         };
         keys.wrong.push(format!("layers have sliding_attention, and `{key}` is not {value}"));
@@ -71,7 +78,8 @@ fn window(keys: &mut Keys, class: ModelClass) -> Option<usize> {
         | ModelClass::Llama
         | ModelClass::Olmo2
         | ModelClass::Granite
-        | ModelClass::SeedOss => {
+        | ModelClass::SeedOss
+        | ModelClass::Olmoe => {
             // Their classes do not read these keys.
             keys.read_keys.extend(["max_window_layers", "sliding_window"]);
             return None;
@@ -89,12 +97,25 @@ fn window(keys: &mut Keys, class: ModelClass) -> Option<usize> {
             }
             Some(WINDOW)
         }
+        // All its layers have the window.
+        ModelClass::Qwen3Moe => {
+            keys.read_keys.push("max_window_layers");
+            if !keys.flag("use_sliding_window", false) {
+                keys.read_keys.push("sliding_window");
+                return None;
+            }
+            Some(WINDOW)
+        }
         ModelClass::Mistral => {
             keys.read_keys.push("max_window_layers");
             Some(WINDOW)
         }
         ModelClass::Gemma2 | ModelClass::Gemma3 | ModelClass::Olmo3 => Some(WINDOW),
         ModelClass::Ministral3 | ModelClass::Phi3 => None,
+        ModelClass::Mixtral => {
+            keys.read_keys.push("max_window_layers");
+            None
+        }
     };
     // Without the key a class has its window; null means no window.
     if keys.is_null("sliding_window")
@@ -186,7 +207,10 @@ fn named(keys: &mut Keys, class: ModelClass, of_class: Vec<char>) -> Vec<char> {
         | ModelClass::SmolLm3
         | ModelClass::Phi3
         | ModelClass::Granite
-        | ModelClass::SeedOss => false,
+        | ModelClass::SeedOss
+        | ModelClass::Qwen3Moe
+        | ModelClass::Mixtral
+        | ModelClass::Olmoe => false,
     };
     if reads {
         let pattern = keys.found.get("sliding_window_pattern");

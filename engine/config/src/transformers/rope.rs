@@ -64,7 +64,7 @@ pub(super) fn ropes(keys: &mut Keys, context: RopeContext) -> Ropes {
         name: "rope_scaling".into(),
         theta,
         usual_theta: match context.class {
-            ModelClass::Gemma3 => 1e6,
+            ModelClass::Gemma3 | ModelClass::Mixtral => 1e6,
             ModelClass::Olmo3 => 5e5,
             ModelClass::SmolLm3 => 2e6,
             _ => 1e4,

@@ -41,7 +41,7 @@ fn models() -> Vec<Model> {
     gpt2.add(include_bytes!("../../../fixtures/gpt2-tiny.safetensors"));
     let llama = |name| Model { name, fixture: load(name) };
     let gpt2 = Model { name: "gpt2", fixture: gpt2 };
-    vec![gpt2, llama("llama3"), llama("qwen3")]
+    vec![gpt2, llama("llama3"), llama("qwen3"), llama("qwen3-moe")]
 }
 
 impl Model {
@@ -230,7 +230,7 @@ fn cut(tokens: &[f64], targets: &[f64], starts: &[f64]) -> Vec<data::Document> {
 #[test]
 fn ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout() {
     let on_gpus = std::env::var_os(ON_GPUS).is_some();
-    for model in if on_gpus { &["llama3", "qwen3"][..] } else { &MODELS[..] } {
+    for model in if on_gpus { &["llama3", "qwen3", "qwen3-moe"][..] } else { &MODELS[..] } {
         let (fixture, from) = (load(model), pretrained(model));
         let tokens = fixture.get("masked.train.tokens").chunks(T + 1);
         let targets = fixture.get("masked.train.targets").chunks(T);

@@ -15,7 +15,7 @@ use checkpoint::hugging_face::{
 };
 use config::tokenizers::tokenizer_file;
 use config::{LoadedConfig, Origin};
-use files::names::TOKENIZER;
+use files::names::{EXPERTS, TOKENIZER, UNTRAINED};
 use files::path_text::{PathText, ShownPath};
 use layout::LocalMachine;
 use layout::build::lay_out;
@@ -135,7 +135,12 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
             PathText(&args.folder),
             untrained.summary()
         ));
-        model_files.add_untrained(untrained.encode());
+        model_files.add(UNTRAINED, untrained.encode());
+    }
+    if model_files.get("config.json").is_some()
+        && let Some(experts) = folder.experts_file()
+    {
+        model_files.add(EXPERTS, experts);
     }
     let new = NewRun::create(&args.out, config, tokenizer.as_ref(), model_files, 1)?;
     let stage = Stage::begin("writing the checkpoint", 0);

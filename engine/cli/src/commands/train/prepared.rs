@@ -14,7 +14,7 @@ use checkpoint::hugging_face::PretrainedWeights;
 use checkpoint::{Checkpoint, RunFolder, newest_name, sizes};
 use config::{Config, DataFormat, LoadedConfig};
 use engine::run_dir::{RunDir, RunDirError, RunMode};
-use files::names::{CHECKPOINTS, FORKED, KEPT, RUNS, UNTRAINED, WEIGHTS};
+use files::names::{CHECKPOINTS, EXPERTS, FORKED, KEPT, RUNS, UNTRAINED, WEIGHTS};
 use files::path_text::PathText;
 use layout::build::{RankLayout, lay_out};
 use predict::choose;
@@ -99,16 +99,9 @@ impl PreparedRun {
     pub(super) fn open(&self, args: &TrainArgs) -> Result<OpenedRun, CommandError> {
         let (loaded, built, mode) = (&self.loaded, &self.built, self.mode);
         check_disk(loaded, built, args.run_dir.as_deref(), mode)?;
-        let create = |untrained: Option<Vec<u8>>| {
+        let create = |own: Vec<(&'static str, Vec<u8>)>| {
             let dir = RunDir::create(args.run_dir.as_deref(), &loaded.config.name, mode)?;
-            match untrained {
-                None => dir.keep(self.model_files.files())?,
-                Some(untrained) => {
-                    let mut files = self.model_files.files().to_vec();
-                    files.push((UNTRAINED, untrained));
-                    dir.keep(&files)?;
-                }
-            }
+            dir.keep(&[self.model_files.files(), &own[..]].concat())?;
             Ok::<RunDir, RunDirError>(dir)
         };
         let tokenizer = self.tokenizer.as_ref();
@@ -120,13 +113,13 @@ impl PreparedRun {
                 // A fork that is refused leaves no directory.
                 let source = RunDir::source(args.run_dir.as_deref())?;
                 let start = start(&source, None)?;
-                let dir = create(None)?;
+                let dir = create(Vec::new())?;
                 start.iter().try_for_each(|start| resume::note_source(&dir, start))?;
                 (dir, start, None)
             }
             RunMode::Resume => {
                 let first = self.weights_of_a_first_step(args)?;
-                let dir = create(self.untrained(first.as_deref(), args)?)?;
+                let dir = create(self.own_files(first.as_deref(), args)?)?;
                 let start = match &args.run_dir {
                     Some(path) => start(path, Some(dir.folder()))?,
                     None => return Err(RunDirError::NeedsDirectory(mode).into()),
@@ -142,7 +135,7 @@ impl PreparedRun {
             }
             RunMode::Fresh | RunMode::Overwrite => {
                 let first = self.weights_of_a_first_step(args)?;
-                (create(self.untrained(first.as_deref(), args)?)?, None, first)
+                (create(self.own_files(first.as_deref(), args)?)?, None, first)
             }
         })
     }
@@ -173,21 +166,24 @@ impl PreparedRun {
 
     /// The file that names the tensors of the folder which the run does not train, if the run keeps
     /// the description of its model; a note says what these are.
-    fn untrained(
+    fn own_files(
         &self,
         first: Option<&PretrainedWeights>,
         args: &TrainArgs,
-    ) -> Result<Option<Vec<u8>>, CommandError> {
+    ) -> Result<Vec<(&'static str, Vec<u8>)>, CommandError> {
         let keeps = self.model_files.get("config.json").is_some();
-        let Some(first) = first.filter(|_| keeps) else { return Ok(None) };
+        let Some(first) = first.filter(|_| keeps) else { return Ok(Vec::new()) };
+        let experts = first.experts_file().map(|bytes| (EXPERTS, bytes));
         let progress: &dyn Progress = if args.quiet { &Silence } else { &TerminalProgress };
-        let Some(untrained) = first.untrained(progress)? else { return Ok(None) };
+        let Some(untrained) = first.untrained(progress)? else {
+            return Ok(experts.into_iter().collect());
+        };
         say(&format!(
             "note: {}: the run does not train {}; an export copies them from there",
             PathText(first.path()),
             untrained.summary()
         ));
-        Ok(Some(untrained.encode()))
+        Ok([(UNTRAINED, untrained.encode())].into_iter().chain(experts).collect())
     }
 
     /// Opens the weights of a folder for a run without steps, and reads all of them once, so that a

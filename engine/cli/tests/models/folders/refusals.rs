@@ -267,10 +267,10 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
         (
             "experts",
             78,
-            kind("qwen3_moe", json!({ "num_experts": 128 })),
+            kind("qwen2_moe", json!({ "num_experts": 60 })),
             "it has a mixture of experts, which onebox lacks",
         ),
-        ("experts by name", 78, kind("mixtral", json!({})), "a mixture of experts"),
+        ("experts by name", 78, kind("dbrx", json!({})), "a mixture of experts"),
         (
             "experts by key",
             78,

@@ -1,0 +1,31 @@
+//! Rows of a parameter in a tensor of a folder that holds several parameters.
+
+use super::names::{Names, StackPlace};
+use std::collections::BTreeMap;
+use tensor_parallel::Param;
+
+/// Place of a parameter among the parameters whose rows are one tensor of the folder.
+pub(super) struct RowPlace {
+    /// Number of the parameter's first row in the tensor.
+    pub(super) first: usize,
+    /// Number of rows of the tensor.
+    pub(super) rows: usize,
+}
+
+impl RowPlace {
+    /// The place of `param`; `rows` are those of all parameters by name.
+    pub(super) fn of(names: Names, param: &Param, rows: &BTreeMap<&str, usize>) -> Self {
+        // The matrices of an expert in one tensor have the same number of rows.
+        if let Some(stack) = names.stack_place(&param.name) {
+            let (StackPlace { experts, parts, expert, part }, rows) = (stack, param.global.0);
+            return Self { first: (expert * parts + part) * rows, rows: experts * parts * rows };
+        }
+        let all = names.joined(&param.name);
+        let rows_of = |name: &String| match rows.get(name.as_str()) {
+            Some(rows) => *rows,
+            None => unreachable!("`{name}` is a parameter as `{}` is", param.name),
+        };
+        let before = all.iter().take_while(|name| **name != param.name);
+        Self { first: before.map(rows_of).sum(), rows: all.iter().map(rows_of).sum() }
+    }
+}

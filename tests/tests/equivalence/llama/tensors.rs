@@ -1,0 +1,147 @@
+//! Tensors of the fixtures, and their names in transformers.
+
+use super::folder;
+use safetensors::SafeTensors;
+use tests::pass::Fixture;
+
+/// Names of a block's norms: (onebox, transformers), a name before its prefix.
+const LLAMA_NORMS: [(&str, &str); 2] =
+    [("ln_1", "input_layernorm"), ("ln_2", "post_attention_layernorm")];
+const GEMMA_NORMS: [(&str, &str); 4] = [
+    ("ln_1_post", "post_attention_layernorm"),
+    ("ln_2_post", "post_feedforward_layernorm"),
+    ("ln_1", "input_layernorm"),
+    ("ln_2", "pre_feedforward_layernorm"),
+];
+
+/// Number of experts of a layer of `model`.
+fn experts_of(model: &str) -> usize {
+    if model == "mixtral" { 6 } else { 8 }
+}
+
+/// Part of the names of the expert that no token chooses (`IDLE`).
+pub(super) const IDLE: &str = "moe.experts.4.";
+
+/// Name in transformers of the tensor `ours` of `model`. A matrix of an expert has its own name, as
+/// in a folder with one tensor for each.
+pub(super) fn theirs(model: &str, ours: &str) -> String {
+    if let Some((layer, part)) = ours.split_once(".moe.") {
+        let layer = layer.replacen("h.", "model.layers.", 1);
+        let Some(part) = part.strip_prefix("experts.") else {
+            assert_eq!(part, "router.weight");
+            return format!("{layer}.mlp.gate.weight");
+        };
+        let part = part.replace("proj.weight", "down.weight").replace(".weight", "_proj.weight");
+        return format!("{layer}.mlp.experts.{part}");
+    }
+    let name = match ours {
+        "wte" => return "model.embed_tokens.weight".into(),
+        "head" => return "lm_head.weight".into(),
+        "ln_f.weight" => return "model.norm.weight".into(),
+        _ => ours.replacen("h.", "model.layers.", 1),
+    };
+    let gemma = model.starts_with("gemma") || ["olmo2", "olmo3"].contains(&model);
+    let norms = if gemma { &GEMMA_NORMS[..] } else { &LLAMA_NORMS[..] };
+    let name = norms.iter().fold(name, |name, (ours, theirs)| name.replace(ours, theirs));
+    let name = name.replace("mlp.proj", "mlp.down").replace("attn.proj", "attn.o");
+    let mut parts: Vec<String> = name.split('.').map(str::to_owned).collect();
+    if parts[3] == "attn" {
+        parts[3] = "self_attn".into();
+    }
+    if ["q", "k", "v", "o", "gate", "up", "down"].contains(&parts[4].as_str()) {
+        parts[4] += "_proj";
+    }
+    parts.join(".")
+}
+
+/// Tensors of all safetensors files of a model's folder.
+pub(super) fn load(model: &str) -> Fixture {
+    let mut all = Fixture::default();
+    for entry in std::fs::read_dir(folder(model)).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            all.add(&std::fs::read(path).unwrap());
+        }
+    }
+    split_joined(&mut all);
+    split_experts(&mut all, experts_of(model));
+    all
+}
+
+/// Whether a name is that of the tensor of all experts of a layer.
+pub(super) fn is_stack(name: &str) -> bool {
+    [".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"].iter().any(|end| name.ends_with(end))
+}
+
+/// Adds the matrices of each expert under their names: of the tensors of all experts of a layer,
+/// the gates, the ups and the projections back, and those that Mixtral calls otherwise.
+fn split_experts(all: &mut Fixture, count: usize) {
+    let stacks: Vec<String> = all.0.keys().filter(|name| is_stack(name)).cloned().collect();
+    for name in stacks {
+        let values = all.0[&name].clone();
+        for (expert, own) in values.chunks(values.len() / count).enumerate() {
+            let parts: &[&str] = match name.ends_with("gate_up_proj") {
+                true => &["gate_proj", "up_proj"],
+                false => &["down_proj"],
+            };
+            for (part, own) in parts.iter().zip(own.chunks(own.len() / parts.len())) {
+                let (layer, _) = name.rsplit_once('.').unwrap();
+                all.0.insert(format!("{layer}.{expert}.{part}.weight"), own.to_vec());
+            }
+        }
+    }
+    let old: Vec<String> =
+        all.0.keys().filter(|name| name.contains(".block_sparse_moe.")).cloned().collect();
+    for name in old {
+        let names = [("block_sparse_moe", "mlp"), (".w1.", ".gate_proj."), (".w3.", ".up_proj.")];
+        let names = names.into_iter().chain([(".w2.", ".down_proj.")]);
+        let new = names.fold(name.clone(), |name, (old, new)| name.replace(old, new));
+        let values = all.0[&name].clone();
+        all.0.insert(new, values);
+    }
+}
+
+/// Adds the parts of tensors that Phi-3 stores as one: q, k, v with 6, 2, 2 heads, and gate, up.
+fn split_joined(all: &mut Fixture) {
+    const JOINED: [(&str, &[(&str, usize)]); 2] = [
+        ("qkv_proj", &[("q_proj", 6), ("k_proj", 2), ("v_proj", 2)]),
+        ("gate_up_proj", &[("gate_proj", 1), ("up_proj", 1)]),
+    ];
+    for (joined, parts) in JOINED {
+        let found: Vec<String> =
+            all.0.keys().filter(|name| name.contains(joined) && !is_stack(name)).cloned().collect();
+        let all_rows: usize = parts.iter().map(|(_, rows)| rows).sum();
+        for name in found {
+            let values = all.0[&name].clone();
+            let mut left = &values[..];
+            for (part, rows) in parts {
+                let (own, rest) = left.split_at(values.len() * rows / all_rows);
+                all.0.insert(name.replace(joined, part), own.to_vec());
+                left = rest;
+            }
+        }
+    }
+}
+
+/// Name of the gradient that transformers computes of all experts of a layer, for a matrix of one.
+pub(super) fn stack_of(theirs: &str) -> Option<String> {
+    let (layer, rest) = theirs.split_once(".mlp.experts.")?;
+    let stack = if rest.contains("down_proj") { "down_proj" } else { "gate_up_proj" };
+    Some(format!("grad.{layer}.mlp.experts.{stack}"))
+}
+
+/// Names of the tensors in a model's folder, in their order.
+pub(super) fn names_of_weights(model: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder(model)).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if name.starts_with("model") && name.ends_with(".safetensors") {
+            let bytes = std::fs::read(&path).unwrap();
+            let file = SafeTensors::deserialize(&bytes).unwrap();
+            names.extend(file.names().into_iter().map(str::to_owned));
+        }
+    }
+    names.sort();
+    names
+}
