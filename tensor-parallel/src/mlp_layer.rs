@@ -18,6 +18,7 @@ pub(crate) enum MlpLayer {
 
 /// Activations of the branch, for the backward pass.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a step copies handles and allocates nothing")]
 pub(crate) enum MlpLayerActivations {
     /// Of one MLP.
     Dense(MlpActivations),

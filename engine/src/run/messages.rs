@@ -155,7 +155,7 @@ impl Listener<'_> {
             && let Err(crossbeam_channel::TrySendError::Full(post)) =
                 sender.try_send(ChannelItem::Message(message))
         {
-            let _ = self.world.held_up(|| sender.send(post));
+            self.world.held_up(|| sender.send(post).ok());
         }
     }
 }

@@ -144,7 +144,10 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
                 let size = stack_of(&theirs(model, name))
                     .map_or_else(|| largest(want), |stack| largest(fixture.get(&stack)));
                 let (difference, most) = (worst(grad, want), 5e-6 * size);
-                assert!(difference < most, "{model} {sets:?}: {name} is {difference:e} apart of {size:e}");
+                assert!(
+                    difference < most,
+                    "{model} {sets:?}: {name} is {difference:e} apart of {size:e}"
+                );
             }
         }
     }

@@ -38,7 +38,7 @@ const fn mark(coverage: Coverage) -> char {
     match coverage {
         Coverage::Alternatives => '.',
         Coverage::Refusal(_) => 'x',
-        Coverage::Test(_) => 't',
+        Coverage::Test => 't',
         Coverage::Bits(_) => '=',
         Coverage::Distance(..) => '~',
         Coverage::Lateness(_) => 'l',

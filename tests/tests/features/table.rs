@@ -199,7 +199,7 @@ pub(super) enum Coverage {
     /// `config check` refuses the pair with this message.
     Refusal(&'static str),
     /// A test of another target runs the pair.
-    Test(&'static NamedTest),
+    Test,
     /// The run with both has the bits of the run without this feature.
     Bits(&'static Feature),
     /// The run with both is within a distance of the run without this feature.
@@ -266,7 +266,7 @@ impl Pair {
     /// How the pair is covered; `None` if nothing covers it.
     pub(super) fn coverage(self) -> Option<Coverage> {
         let refusal = REFUSALS.iter().find(|(names, _)| self.is(*names));
-        let test = TESTS.iter().find(|test| self.is(test.pair));
+        let is_tested = TESTS.iter().any(|test| self.is(test.pair));
         let rounding = self.with(|effect| matches!(effect, Rounding(_)));
         let near = |one: &'static Feature| match one.effect {
             Rounding(limit) => Coverage::Distance(one, limit),
@@ -278,8 +278,8 @@ impl Pair {
         if let Some((_, message)) = refusal {
             return Some(Coverage::Refusal(message));
         }
-        if let Some(test) = test {
-            return Some(Coverage::Test(test));
+        if is_tested {
+            return Some(Coverage::Test);
         }
         if let Some(library) = self.with(|effect| matches!(effect, Library)) {
             return Some(Coverage::Library(library));

@@ -135,7 +135,7 @@ const LONGEST_PROMPT: u64 = 64 << 20;
 fn prompt_in(path: &Path) -> Result<String, CommandError> {
     let most = LONGEST_PROMPT;
     let read = match path == Path::new("-") {
-        true => input::whole(std::io::stdin().lock(), most),
+        true => input::whole(io::stdin().lock(), most),
         false => input::stream(path).and_then(|file| input::whole(file, most)),
     };
     let of = format!("--prompt-file {}", path.shown());
@@ -448,7 +448,7 @@ impl Texts {
             out.push(b'\n');
             self.at = (self.at.0 + 1, 0);
         }
-        let mut to = std::io::stdout().lock();
+        let mut to = io::stdout().lock();
         seen(to.write_all(&out).and_then(|()| to.flush())).unwrap_or_else(|failed| {
             self.unseen = Some(failed);
             false

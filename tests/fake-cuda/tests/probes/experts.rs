@@ -88,5 +88,5 @@ fn combine(plan: &mut Plan, backward: bool) -> OpSets {
 
 /// Number `i` of a permutation of the numbers below `n`, a power of two. Neighbours are far apart.
 fn permuted(i: usize, n: usize) -> f64 {
-    (i * (n / 3 | 1) % n) as f64
+    (i * ((n / 3) | 1) % n) as f64
 }
