@@ -18,6 +18,7 @@ pub(crate) enum MlpLayer {
 
 /// Activations of the branch, for the backward pass.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a few values exist, and a copy needs no heap")]
 pub(crate) enum MlpLayerActivations {
     /// Of one MLP.
     Dense(MlpActivations),
