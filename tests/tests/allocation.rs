@@ -153,6 +153,7 @@ fn a_step_allocates_nothing_and_a_plan_holds_sixteen_bits_in_sixteen() {
 }
 
 const GRID: [&str; 2] = ["parallel.tensor=2", "parallel.data=2"];
+const EXPERTS: &str = "model.experts=(count: 6, per_token: 2, ffn_hidden: 24, dense_layers: [1], balance: Megatron(factor: 0.01))";
 const NOTHING: AllocationCounts = AllocationCounts { of_ranks: 0, of_workers: 0 };
 
 fn steps_after_the_first_allocate_nothing_on_any_thread_of_a_run() {
@@ -202,6 +203,8 @@ fn steps_of_a_llama_allocate_nothing_either() {
         &["model.kv_heads=1", "parallel.tensor=4", "parallel.sequence=true"],
         &["model.kv_heads=1", GRID[0], GRID[1], "offload.accumulate=Host", "batch.global=8"],
         &["model.kv_heads=1", GRID[0], "offload.optimizer=Device", "recompute=Block"],
+        &[EXPERTS, GRID[0], GRID[1]],
+        &[EXPERTS, GRID[0], "parallel.sequence=true", "recompute=Block"],
         &[
             "model.kv_heads=1",
             GRID[0],

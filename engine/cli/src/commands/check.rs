@@ -67,9 +67,9 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
         }));
     }
     print(&format!(
-        "{}: ok: {} parameters, TP {tensor} x DP {data}, global batch {} x {} tokens\n",
+        "{}: ok: {}, TP {tensor} x DP {data}, global batch {} x {} tokens\n",
         args.name(),
-        count(parameters as f64),
+        parameter_words(config),
         config.batch.global,
         config.model.seq_len,
     ))?;
@@ -144,6 +144,18 @@ pub(super) fn model_words(model: &ModelConfig, parameters: f64) -> String {
         counted(heads, "head"),
         counted(seq_len, "token"),
     )
+}
+
+/// Number of parameters in words; also those that a token uses, if the model has experts.
+pub(super) fn parameter_words(config: &Config) -> String {
+    let shape = layout::build::shape(config);
+    let all = count(shape.parameters() as f64);
+    match shape.experts {
+        None => format!("{all} parameters"),
+        Some(_) => {
+            format!("{all} parameters, {} for each token", count(shape.active_parameters() as f64))
+        }
+    }
 }
 
 /// Formats a count with a unit: `124 M`, `70.1 B`.

@@ -1,6 +1,6 @@
 //! `onebox plan`: prints the report of [`predict::plan`] as text and tables, or as JSON.
 
-use super::check::count;
+use super::check::{count, parameter_words};
 use super::exit::{CommandError, code};
 use super::processes::{SILENCE, Team};
 use super::search::FitFailure;
@@ -144,9 +144,9 @@ pub(super) fn text(loaded: &LoadedConfig, machine: &LocalMachine, report: &Repor
     let Report { tensor, data, .. } = report;
     let _ = writeln!(
         out,
-        "{}: {} parameters, TP {tensor} x DP {data} = {} {}, {:?}, optimizer on {:?}",
+        "{}: {}, TP {tensor} x DP {data} = {} {}, {:?}, optimizer on {:?}",
         report.name,
-        count(report.parameters as f64),
+        parameter_words(config),
         tensor * data,
         report.gpu.what,
         config.precision,

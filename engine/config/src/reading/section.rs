@@ -241,7 +241,7 @@ impl<'n> Section<'_, 'n> {
         self.describe(&path, key, &KeyDefault::Default(()), "a section".into(), &|()| {
             String::new()
         });
-        let group = self.group_of(key, path, field.map(|field| (field, &field.value)));
+        let group = self.group_of(key, path, field, field.map(|field| &field.value));
         self.reader.enter(group, inside)
     }
 
@@ -258,7 +258,7 @@ impl<'n> Section<'_, 'n> {
             "None".into()
         });
         if self.reader.described.is_some() {
-            let group = Group { broken: true, ..self.group_of(key, path, None) };
+            let group = Group { broken: true, ..self.group_of(key, path, None, None) };
             self.reader.enter(group, inside);
             return None;
         }
@@ -283,20 +283,21 @@ impl<'n> Section<'_, 'n> {
             self.reader.origins.push((path, "None".into(), origin));
             return None;
         }
-        let group = self.group_of(key, path, field.zip(value));
+        let group = self.group_of(key, path, field, value);
         Some(self.reader.enter(group, inside))
     }
 
-    /// The keys of the section `key`, whose value is the second part of `found`.
+    /// The keys of the section `key`, which are those of `value`, the value of `field`.
     fn group_of(
         &mut self,
         key: Declaration,
         path: String,
-        found: Option<(&'n Field, &'n Node)>,
+        field: Option<&'n Field>,
+        value: Option<&'n Node>,
     ) -> Group<'n> {
         let (mut fields, mut broken): (&'n [Field], _) = (&[], self.group.broken);
         let mut at = self.group.at;
-        if let Some((field, value)) = found {
+        if let (Some(field), Some(value)) = (field, value) {
             if self.reader.file(field.key_place).is_some() {
                 at = field.key_place;
             }

@@ -174,8 +174,8 @@ mod tests {
         all.to_string().into_bytes()
     }
 
-    fn read(kind: &str, more: Value) -> ModelConfig {
-        folder_model(&file(kind, &more)).unwrap_or_else(|e| panic!("{kind} {more}: {e:?}")).model
+    fn read(kind: &str, more: &Value) -> ModelConfig {
+        folder_model(&file(kind, more)).unwrap_or_else(|e| panic!("{kind} {more}: {e:?}")).model
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
             ("mixtral", of(160, true), [false, false]),
             ("olmoe", of(160, false), [true, true]),
         ] {
-            let m = read(kind, json!({}));
+            let m = read(kind, &json!({}));
             assert_eq!(m.experts.as_ref(), Some(&experts), "{kind}");
             assert_eq!([m.qk_norm, m.qk_norm_width], [qk_norm, width], "{kind}");
             assert_eq!((m.norm_place, m.ffn_hidden), (crate::NormPlace::Before, 160), "{kind}");
@@ -203,29 +203,29 @@ mod tests {
                 json!({ "num_experts": 8, "num_local_experts": null }),
                 json!({ "num_experts": 8, "num_local_experts": 8 }),
             ] {
-                assert_eq!(read(kind, more), m, "{kind}");
+                assert_eq!(read(kind, &more), m, "{kind}");
             }
             // The balance loss counts if the model returns the logits of its routers.
             let balanced = json!({ "output_router_logits": true, "router_aux_loss_coef": 0.5 });
-            let balance = read(kind, balanced).experts.unwrap().balance;
+            let balance = read(kind, &balanced).experts.unwrap().balance;
             assert_eq!(balance, Balance::HuggingFace { factor: 0.5 }, "{kind}");
             let none = json!({ "output_router_logits": true, "router_aux_loss_coef": 0.0 });
-            assert_eq!(read(kind, none).experts.unwrap().balance, Balance::Off, "{kind}");
+            assert_eq!(read(kind, &none).experts.unwrap().balance, Balance::Off, "{kind}");
         }
         // Defaults of the classes.
         let none = json!({ "norm_topk_prob": null, "router_aux_loss_coef": null, "output_router_logits": true });
         for (kind, normalize, factor) in
             [("qwen3_moe", false, 0.001), ("mixtral", true, 0.001), ("olmoe", false, 0.01)]
         {
-            let experts = read(kind, none.clone()).experts.unwrap();
+            let experts = read(kind, &none).experts.unwrap();
             assert_eq!(experts.normalize, normalize, "{kind}");
             assert_eq!(experts.balance, Balance::HuggingFace { factor }, "{kind}");
         }
-        assert_eq!(read("mixtral", json!({ "rope_theta": null })).rope.theta, 1e6);
-        let window = read("mixtral", json!({ "sliding_window": 64 }));
+        assert_eq!(read("mixtral", &json!({ "rope_theta": null })).rope.theta, 1e6);
+        let window = read("mixtral", &json!({ "sliding_window": 64 }));
         assert_eq!((window.layer_pattern.as_str(), window.window), ("W", Some(64)));
         let window = json!({ "sliding_window": 64, "use_sliding_window": true });
-        let window = read("qwen3_moe", window);
+        let window = read("qwen3_moe", &window);
         assert_eq!((window.layer_pattern.as_str(), window.window), ("W", Some(64)));
     }
 
@@ -240,7 +240,7 @@ mod tests {
             (json!([7]), 1, &[]),
         ] {
             let more = json!({ "mlp_only_layers": listed, "decoder_sparse_step": step });
-            let m = read("qwen3_moe", more);
+            let m = read("qwen3_moe", &more);
             assert_eq!(m.experts.unwrap().dense_layers, dense, "{listed} {step}");
         }
     }
@@ -308,7 +308,7 @@ mod tests {
         ] {
             for kind in kinds {
                 let refusal =
-                    folder_model(&file(kind, &more)).expect_err(&format!("{kind} {more}"));
+                    folder_model(&file(kind, more)).expect_err(&format!("{kind} {more}"));
                 let found = refusal.wrong.iter().any(|wrong| wrong.contains(message));
                 assert!(found, "{kind} {more}: {refusal:?}");
             }
