@@ -484,3 +484,42 @@ pub struct BatchTensors {
     /// Positions in `tokens`, sorted by token (stable).
     pub order: Tensor,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two layers of two tokens, each with two experts of three.
+    #[test]
+    fn a_balance_factor_is_the_slope_of_the_loss_over_the_count() {
+        const COUNTS: [[f64; 3]; 2] = [[2.0, 1.0, 1.0], [0.0, 2.0, 2.0]];
+        let (experts, chosen, tokens, layers) = (3.0, 2.0, 2.0, 2.0);
+        // Sums of the probabilities over the tokens of each layer.
+        let sums = [[0.75, 0.5, 0.75], [0.25, 1.0, 0.75]];
+        let transformers = |sums: [[f64; 3]; 2]| {
+            let mean = |all: [[f64; 3]; 2], e: usize| (all[0][e] + all[1][e]) / (layers * tokens);
+            experts * (0..3).map(|e| mean(COUNTS, e) * mean(sums, e)).sum::<f64>()
+        };
+        let megatron = |sums: [[f64; 3]; 2]| {
+            let of_layer = |l: usize| (0..3).map(move |e| COUNTS[l][e] * sums[l][e]).sum::<f64>();
+            experts / (chosen * tokens * tokens) * (of_layer(0) + of_layer(1))
+        };
+        let factor = |balance| {
+            let (count, per_token, ffn_hidden, normalize) = (3, 2, 8, true);
+            let balance = Some(balance);
+            let shape = ExpertsShape { count, per_token, ffn_hidden, normalize, balance };
+            shape.balance_factor(2, 2).unwrap_or_else(|| panic!("{balance:?}"))
+        };
+        let near = |slope: f64, expected: f64| assert!((slope - expected).abs() < 1e-12);
+        for (layer, expert) in [(0, 0), (0, 2), (1, 0), (1, 1)] {
+            let mut moved = sums;
+            moved[layer][expert] += 1.0;
+            let slope = 0.5 * (transformers(moved) - transformers(sums));
+            // The counts of both layers are added.
+            let count = COUNTS[0][expert] + COUNTS[1][expert];
+            near(slope, factor(Balance::HuggingFace(0.5)) * count);
+            let slope = 0.5 * (megatron(moved) - megatron(sums));
+            near(slope, factor(Balance::Megatron(0.5)) * COUNTS[layer][expert]);
+        }
+    }
+}

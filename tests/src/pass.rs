@@ -165,6 +165,7 @@ impl Handles {
         let pass =
             MicrobatchContext { dropout_key: 0, first_token: 0, training: true, starts, slot: 0 };
         let bucket = |part| self.buckets[gpt.segment(part)];
+        gpt.reset_expert_loads(&dev);
         gpt.embed(&dev, &pass, batch);
         (0..shape.layers).for_each(|layer| gpt.block_forward(&dev, &pass, layer));
         let mut logits = Vec::new();

@@ -125,6 +125,7 @@ impl ProofProgram {
         let pass =
             MicrobatchContext { dropout_key: 1, first_token: 0, training: true, starts, slot: 0 };
         let decoder = &self.decoder;
+        decoder.reset_expert_loads(dev);
         decoder.embed(dev, &pass, &tensors);
         decoder.block_forward(dev, &pass, 0);
         let buckets =
