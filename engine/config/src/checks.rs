@@ -18,7 +18,7 @@ enum Rule<'a> {
 }
 
 /// All rules between keys.
-const fn rules<'a>() -> [Rule<'a>; 49] {
+const fn rules<'a>() -> [Rule<'a>; 52] {
     use Rule::{Clashes, Computed};
     [
         Computed(Checks::heads_over_ranks),
@@ -49,6 +49,9 @@ const fn rules<'a>() -> [Rule<'a>; 49] {
         Computed(Checks::fp8_sizes),
         Clashes(Checks::PLACES),
         Computed(Checks::checkpoints),
+        Computed(Checks::tiers_of_nothing),
+        Computed(Checks::tiers_of_blocks),
+        Clashes(Checks::MOVED_ACTIVATIONS),
         Clashes(Checks::LIBRARIES),
         Computed(Checks::shares_over_ranks),
         Clashes(SPLIT_TWICE),

@@ -70,6 +70,7 @@ impl Model {
             tp_size: tp,
             sequence,
             recompute,
+            tiers: tensor_parallel::ActivationTiers::NONE,
             partition_checkpoints: false,
             checkpoint_home: CheckpointHome::Device,
             checkpoint_slots: 1,
