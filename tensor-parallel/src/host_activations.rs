@@ -3,8 +3,9 @@
 //!
 //! The blocks of a branch use the sets of a ring on the device in turn. Compute waits before it
 //! writes a set whose copy down still reads it. In the backward pass a set goes up as soon as the
-//! block that used it before has run. The copies have lanes of their own and wait for Compute and
-//! for each other alone, so that none stands behind a copy that waits for the host's arithmetic.
+//! block that used it before has run. The copies have lanes of their own. They wait for the ops of
+//! Compute that used a set, and for each other, so that none stands behind a copy that waits for the
+//! host's arithmetic.
 
 use crate::activation_tiers::Tier;
 use crate::block_activations::{BlockActivations, BranchKind};
@@ -49,9 +50,10 @@ struct CopyState {
     holders: Vec<Option<usize>>,
     /// For each set of the ring, the event after which its contents are complete.
     ready: Vec<Event>,
-    /// For each set of the ring, the event after which the copy down has read it.
-    read: Vec<Event>,
-    /// For each of [`HostActivations::sets`], the event after which it is complete on the host.
+    /// For each set of the ring, the event after which Compute has used it.
+    used: Vec<Event>,
+    /// For each set of the ring, the event after which the copies down have read it: all that it
+    /// held before is then complete on the host.
     stored: Vec<Event>,
     /// Slots of the backward pass.
     slots: Range<usize>,
@@ -111,8 +113,8 @@ impl HostActivations {
         CopyState {
             holders: vec![None; ring],
             ready: vec![Event::default(); ring],
-            read: vec![Event::default(); ring],
-            stored: vec![Event::default(); self.sets.len()],
+            used: vec![Event::default(); ring],
+            stored: vec![Event::default(); ring],
             slots: 0..0,
             fetched: 0,
         }
@@ -127,7 +129,7 @@ impl HostActivations {
     fn begin_forward(&self, dev: &Device, state: &mut CopyState, layer: usize, slot: usize) {
         let Some(set) = self.set_of(layer, slot) else { return };
         let ring_set = self.sets[set].ring_set;
-        dev.wait(Compute, state.read[ring_set]);
+        dev.wait(Compute, state.stored[ring_set]);
         state.holders[ring_set] = None;
     }
 
@@ -135,16 +137,15 @@ impl HostActivations {
     fn end_forward(&self, dev: &Device, state: &mut CopyState, layer: usize, slot: usize) {
         let Some(set) = self.set_of(layer, slot) else { return };
         let MovedActivations { ring_set, device, host } = &self.sets[set];
-        state.holders[*ring_set] = Some(set);
+        (state.holders[*ring_set], state.used[*ring_set]) = (Some(set), dev.record(Compute));
         if host.is_empty() {
             return;
         }
-        dev.follow(ActivationsDown, Compute);
+        dev.wait(ActivationsDown, state.used[*ring_set]);
         for (&src, &dst) in device.iter().zip(host) {
             dev.submit(ActivationsDown, Op::Copy { src, dst });
         }
-        let copied = dev.record(ActivationsDown);
-        (state.read[*ring_set], state.stored[set]) = (copied, copied);
+        state.stored[*ring_set] = dev.record(ActivationsDown);
     }
 
     /// Begins the backward pass of the micro-batches in `slots`, and starts the first copies up.
@@ -174,9 +175,8 @@ impl HostActivations {
                     return;
                 }
                 assert!(!host.is_empty(), "activations that stay in the ring are read first");
-                dev.follow(ActivationsUp, Compute);
-                dev.wait(ActivationsUp, state.read[ring_set]);
-                dev.wait(ActivationsUp, state.stored[set]);
+                dev.wait(ActivationsUp, state.used[ring_set]);
+                dev.wait(ActivationsUp, state.stored[ring_set]);
                 for (&dst, &src) in device.iter().zip(host) {
                     dev.submit(ActivationsUp, Op::Copy { src, dst });
                 }
@@ -201,7 +201,8 @@ impl HostActivations {
     /// Frees the block's set in the ring, and starts the next copies up.
     fn end_backward(&self, dev: &Device, state: &mut CopyState, layer: usize, slot: usize) {
         let Some(set) = self.set_of(layer, slot) else { return };
-        state.holders[self.sets[set].ring_set] = None;
+        let ring_set = self.sets[set].ring_set;
+        (state.holders[ring_set], state.used[ring_set]) = (None, dev.record(Compute));
         self.fetch(dev, state);
     }
 }

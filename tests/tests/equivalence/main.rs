@@ -11,3 +11,4 @@ mod precision;
 mod reduce;
 mod steps;
 mod streaming;
+mod tiers;
