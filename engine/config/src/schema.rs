@@ -56,10 +56,10 @@ section! {
         /// `Block`: the whole block from its input, which costs about a quarter of the time.
         recompute: Recompute = choice(KeyDefault::Default(Recompute::None)), resume: Placement;
         /// Only with `recompute: Block`: blocks that keep their activations until the backward pass.
-        /// `Uniform`: none. `Tiers`: the last blocks on the GPU, some of the others on the host,
-        /// and the remaining blocks recompute. Blocks that keep activations still recompute the
-        /// outputs of norms and of the MLP's activation, as with `recompute: Selective`. The bits
-        /// are the same. Not with `offload.transfer: Blocking` if activations move to the host.
+        /// `Uniform`: none. `Tiers`: the last blocks on the GPU, some of the others on the host;
+        /// the remaining blocks recompute them. Blocks that keep activations still recompute the
+        /// outputs of norms and of the MLP's activation, as with `recompute: Selective`.
+        /// `offload.transfer: Blocking` does not allow activations on the host.
         activations: Activations = choice(KeyDefault::Default(Activations::Uniform)), resume: Placement;
         /// The library that computes attention on GPUs. `Own`: onebox's kernels. `Cudnn`: cuDNN 9.10
         /// or newer, in 16 bits on GPUs of sm_90, sm_100 and sm_103, with heads of at most 128

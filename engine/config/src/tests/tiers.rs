@@ -4,34 +4,39 @@ use super::super::*;
 use super::refusals::refuses;
 use super::{LEAST, loaded};
 
+/// The setting of `activations` with these numbers of blocks.
+fn tiers(numbers: &str) -> String {
+    format!("activations=Tiers({numbers})")
+}
+
 #[test]
 fn tiers_of_activations_that_the_run_cannot_have() {
-    let tiers = |numbers: &str| format!("activations=Tiers({numbers})");
-    let refused = |sets: &[&str], key, parts: &[&str]| refuses(sets, key, parts);
     let one = tiers("gpu_blocks: 1, host_blocks: 1");
-    loaded(LEAST, &[&one, "recompute=Block"]).unwrap();
+    let one = one.as_str();
+    loaded(LEAST, &[one, "recompute=Block"]).unwrap();
     let expected = ["no block is recomputed", "`recompute` is None by default", "to `Block`"];
-    refused(&[&one], "activations", &expected);
-    refused(&[&one, "recompute=Selective"], "activations", &["leave `activations` out"]);
+    refuses(&[one], "activations", &expected);
+    refuses(&[one, "recompute=Selective"], "activations", &["leave `activations` out"]);
     let many = tiers("gpu_blocks: 2, host_blocks: 1");
-    refused(
-        &[&many, "recompute=Block"],
-        "activations.gpu_blocks",
-        &["2 blocks on the GPU and 1 block on the host are 3 blocks", "has 2 blocks", "at most 2"],
-    );
+    let expected =
+        ["2 blocks on the GPU and 1 block on the host are 3 blocks", "has 2 blocks", "at most 2"];
+    refuses(&[many.as_str(), "recompute=Block"], "activations.gpu_blocks", &expected);
     let many = tiers("gpu_blocks: 1, host_blocks: 1, host_mlps: 2");
     let keys = "choose `activations.gpu_blocks` + `activations.host_mlps` of at most 2";
-    refused(&[&many, "recompute=Block"], "activations.gpu_blocks", &[keys]);
-    let blocking = ["offload.transfer=Blocking", "offload.update=Serial", "recompute=Block"];
-    loaded(LEAST, &[&blocking[..], &[&tiers("gpu_blocks: 2")]].concat()).unwrap();
-    refused(&[&blocking[..], &[&one]].concat(), "activations", &["beside other blocks"]);
+    refuses(&[many.as_str(), "recompute=Block"], "activations.gpu_blocks", &[keys]);
+    let kept = tiers("gpu_blocks: 2");
+    let with =
+        |tiers| ["offload.transfer=Blocking", "offload.update=Serial", "recompute=Block", tiers];
+    loaded(LEAST, &with(kept.as_str())).unwrap();
+    refuses(&with(one), "activations", &["beside other blocks", "leave `offload.transfer` out"]);
 }
 
 #[test]
 fn numbers_of_the_mlp_follow_those_of_the_block() {
-    let kept = |tiers: &str| {
-        let sets = [&*format!("activations=Tiers({tiers})"), "recompute=Block"];
-        let activations = loaded(LEAST, &sets).unwrap().config.activations;
+    let kept = |numbers: &str| {
+        let set = tiers(numbers);
+        let activations = loaded(LEAST, &[set.as_str(), "recompute=Block"]);
+        let activations = activations.unwrap().config.activations;
         [activations.attention(), activations.mlp()].map(|kept| [kept.gpu, kept.host])
     };
     assert_eq!(kept("gpu_blocks: 1, host_blocks: 1"), [[1, 1]; 2]);
