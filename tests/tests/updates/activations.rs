@@ -152,7 +152,7 @@ fn copies_of_activations_never_stand_behind_the_host() {
             for op in &copies {
                 // Ops of the step before have numbers up to 0.
                 let waits = op.waits.iter().filter(|number| **number > 0);
-                let foreign: Vec<&i64> = waits.filter(|n| !allowed.contains(n)).collect();
+                let foreign: Vec<&i64> = waits.filter(|n| !allowed.contains(*n)).collect();
                 assert!(foreign.is_empty(), "{mode:?} {tiers}: {op:?} waits for {foreign:?}");
             }
             // No other lane carries activations of blocks to the host.
