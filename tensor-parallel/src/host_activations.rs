@@ -3,9 +3,9 @@
 //!
 //! The blocks of a branch use the sets of a ring on the device in turn. Compute waits before it
 //! writes a set whose copy down still reads it. In the backward pass a set goes up as soon as the
-//! block that used it before has run. The copies have lanes of their own. They wait for the ops of
-//! Compute that used a set, and for each other, so that none stands behind a copy that waits for the
-//! host's arithmetic.
+//! block that used it before has run. The copies have lanes of their own. A copy waits for the ops of
+//! Compute that used its set, and for earlier copies of the set, so that none stands behind a copy
+//! that waits for the host's arithmetic.
 
 use crate::activation_tiers::Tier;
 use crate::block_activations::{BlockActivations, BranchKind};

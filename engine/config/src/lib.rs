@@ -7,6 +7,7 @@
 // Only the crate `files` opens, creates, reads and renames files.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod activation_rules;
 mod activations;
 mod attention;
 mod box_rules;
