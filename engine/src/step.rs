@@ -184,7 +184,7 @@ impl Trainer {
     fn backward(&mut self, dev: &Device, step: u64, slots: Range<usize>) {
         let done = self.group[slots.end - 1].number + 1;
         let ends_step = !self.is_trial && done == self.samples.split.micro_batches;
-        self.decoder.begin_backward(dev, slots.clone(), &mut self.activation_copies);
+        self.decoder.begin_backward(dev, &slots, &mut self.activation_copies);
         for slot in slots.clone() {
             self.loss_backward(dev, slot);
         }

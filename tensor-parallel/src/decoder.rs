@@ -310,7 +310,12 @@ impl Decoder {
     /// Begins the backward pass of the micro-batches in `slots`, which run through each block
     /// together: starts the first copies of activations from the host. The blocks follow from last
     /// to first, each with all slots in order.
-    pub fn begin_backward(&self, dev: &Device, slots: Range<usize>, copies: &mut ActivationCopies) {
+    pub fn begin_backward(
+        &self,
+        dev: &Device,
+        slots: &Range<usize>,
+        copies: &mut ActivationCopies,
+    ) {
         copies.begin_backward(dev, &self.on_host, slots);
     }
 

@@ -248,7 +248,7 @@ impl ActivationCopies {
         &mut self,
         dev: &Device,
         branches: &[HostActivations; 2],
-        slots: Range<usize>,
+        slots: &Range<usize>,
     ) {
         for (branch, state) in branches.iter().zip(&mut self.0).rev() {
             branch.begin_backward(dev, state, slots.clone());

@@ -178,7 +178,7 @@ impl Handles {
         let loss = LossTensors { loss: self.loss, scale: self.scale };
         gpt.loss_backward(&dev, &pass, batch, loss, buckets);
         let mut input = Event::default();
-        gpt.begin_backward(&dev, 0..1, &mut copies);
+        gpt.begin_backward(&dev, &(0..1), &mut copies);
         for layer in (0..shape.layers).rev() {
             let bucket = bucket(SegmentRole::Block(layer));
             gpt.block_backward(&dev, &pass, layer, bucket, &mut input, &mut copies);

@@ -129,7 +129,7 @@ impl ProofProgram {
         let loss = LossTensors { loss: self.loss, scale: self.scale };
         decoder.loss_backward(dev, &pass, &tensors, loss, buckets);
         let (mut input, bucket) = (Event::default(), self.bucket(Block(0)));
-        decoder.begin_backward(dev, 0..1, &mut copies);
+        decoder.begin_backward(dev, &(0..1), &mut copies);
         decoder.block_backward(dev, &pass, 0, bucket, &mut input, &mut copies);
         // It completes the gradient of a projection that is the token table.
         if decoder.head() == Embedding {

@@ -182,14 +182,13 @@ fn what_goes_down_comes_up_again() {
         };
         let (down, up) = (of_lane("ActivationsDown"), of_lane("ActivationsUp"));
         assert_eq!(down, up, "{tiers}");
-        let bytes = |lane: &str| -> u64 {
+        let moved = |lane: &str| -> u64 {
             all.iter().filter(|op| op.lane == lane).map(|op| op.bytes).sum()
         };
         let micro_batches = 2;
-        let planned =
-            micro_batches * self::bytes(&of(&[tiers]), Arena::Pinned, "activation staging");
+        let planned = micro_batches * bytes(&of(&[tiers]), Arena::Pinned, "activation staging");
         assert_eq!(
-            (bytes("ActivationsDown"), bytes("ActivationsUp")),
+            (moved("ActivationsDown"), moved("ActivationsUp")),
             (planned, planned),
             "{tiers}"
         );
