@@ -223,6 +223,8 @@ pub enum Copies {
 /// The kind of data in a copy between host and GPU. The copy's speed may depend on the kind.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub enum Cargo {
+    /// Activations of blocks that are kept on the host.
+    Activation,
     /// Activation checkpoints: inputs of blocks that are kept on the host.
     Checkpoint,
     /// Gradients, and their sums on the way back.
@@ -322,6 +324,17 @@ impl Plan {
             shape: (rows, cols),
         });
         Tensor { entry, arena, dtype, transposed: false, start, rows, cols }
+    }
+
+    /// Assigns the ranges after the first `count` ranges to `pool`.
+    pub fn assign_pool(&mut self, count: usize, pool: impl Into<Pool>) {
+        let pool = pool.into();
+        self.entries.iter_mut().skip(count).for_each(|entry| entry.pool = pool);
+    }
+
+    /// Whether copies between host and device carry `cargo`.
+    pub fn carries(&self, cargo: Cargo) -> bool {
+        self.entries.iter().any(|entry| entry.arena == Arena::Pinned && entry.pool.cargo == cargo)
     }
 
     /// Size of an arena in bytes. `onebox plan` prints it, and the device allocates it.

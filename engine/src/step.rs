@@ -3,7 +3,7 @@
 //! `step/group.rs` groups micro-batches, `step/delayed.rs` delays the update, and
 //! `step/evaluation.rs` evaluates a micro-batch.
 //!
-//! No method here waits for the device. A rank has six lanes; a lane is a queue of ops. A method
+//! No method here waits for the device. A rank has eight lanes; a lane is a queue of ops. A method
 //! queues ops and returns while the ops run. Events order ops of different lanes: "Compute waits
 //! for e" means that each op that is queued on Compute later runs after event e.
 //! [`Trainer::train_step`] returns while the update runs. The next forward pass waits for the
@@ -28,7 +28,7 @@ use layout::build::RankLayout;
 use offload::Optimizer;
 use std::ops::Range;
 use tensor_parallel::SegmentRole::{Block, Embedding, FinalNorm, Head};
-use tensor_parallel::{Decoder, HeadBuckets, LossTensors};
+use tensor_parallel::{ActivationCopies, Decoder, HeadBuckets, LossTensors};
 
 /// Model, optimizer, data loader and schedule of one rank.
 #[derive(Debug)]
@@ -38,6 +38,8 @@ pub(crate) struct Trainer {
     pub(crate) loader: Loader,
     pub(crate) samples: Samples,
     pub(crate) schedule: ExecutionSchedule,
+    /// Copies of activations that blocks keep on the host.
+    activation_copies: ActivationCopies,
     /// Micro-batches that pass through the blocks together. The index of a micro-batch is its slot.
     group: Vec<Microbatch>,
     /// Whether another group of the step follows.
@@ -71,6 +73,7 @@ impl Trainer {
         let [losses, losses_host] = layout.losses;
         Self {
             decoder: layout.decoder.clone(),
+            activation_copies: layout.decoder.activation_copies(),
             optimizer,
             loader,
             samples,
@@ -171,7 +174,7 @@ impl Trainer {
             self.await_params(dev, self.decoder.segment(Block(layer)));
             for slot in 0..self.group.len() {
                 let context = self.group[slot].context;
-                self.decoder.block_forward(dev, &context, layer);
+                self.decoder.block_forward(dev, &context, layer, &mut self.activation_copies);
                 if context.training {
                     self.advance_delayed(dev);
                 }
@@ -190,6 +193,7 @@ impl Trainer {
     fn backward(&mut self, dev: &Device, step: u64, slots: Range<usize>) {
         let done = self.group[slots.end - 1].number + 1;
         let ends_step = !self.is_trial && done == self.samples.split.micro_batches;
+        self.decoder.begin_backward(dev, &slots, &mut self.activation_copies);
         for slot in slots.clone() {
             self.loss_backward(dev, slot);
         }
@@ -202,7 +206,8 @@ impl Trainer {
             for slot in slots.clone() {
                 let bucket = self.optimizer.bucket(dev, segment, slot);
                 let Microbatch { number, context, checkpoint_ready, .. } = &mut self.group[slot];
-                self.decoder.block_backward(dev, context, layer, bucket.tensor, checkpoint_ready);
+                let (tensor, copies) = (bucket.tensor, &mut self.activation_copies);
+                self.decoder.block_backward(dev, context, layer, tensor, checkpoint_ready, copies);
                 self.optimizer.reduce(dev, segment, bucket, *number);
                 self.advance_delayed(dev);
             }

@@ -27,7 +27,10 @@ END {
     wide = 960; left = 84; right = wide - 20; up = 74; each = 34
     split("products and kernels|collectives|copies|Adam|other host work", label, "|")
     split("#1f6fb2 #3a9d6e #d99a2b #c0504d #8a8f98", colour, " ")
-    lanes = 6; tall = up + lanes * each + 76
+    # Lanes without ops are left out.
+    for (i = 1; i <= n; i++) used[tid[i]] = 1
+    for (t = 0; t in lane; t++) if (t in used) { row[t] = lanes; at_row[lanes++] = t }
+    tall = up + lanes * each + 76
     scale = (right - left) / last
     printf "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" ", wide, tall, wide, tall
     print "font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"#24292f\">"
@@ -41,7 +44,7 @@ END {
     }
     for (l = 0; l < lanes; l++) {
         y = up + l * each
-        text(left - 10, y + 18, lane[l], "text-anchor=\"end\"")
+        text(left - 10, y + 18, lane[at_row[l]], "text-anchor=\"end\"")
         printf "<rect x=\"%d\" y=\"%.1f\" width=\"%.1f\" height=\"24\" fill=\"#f4f5f7\"/>\n", left, y, right - left
     }
     # Ops of one kind that follow each other at once are one bar.
@@ -51,7 +54,7 @@ END {
         if (open_kind[t]) bar(t)
         open_kind[t] = k; open_from[t] = from[i]; open_to[t] = to[i]
     }
-    for (t = 0; t < lanes; t++) if (open_kind[t]) bar(t)
+    for (l = 0; l < lanes; l++) if (open_kind[at_row[l]]) bar(at_row[l])
     bottom = up + lanes * each
     for (i = 1; i <= losses; i++) mark(loss[i], "loss " i)
     mark(decided, "decide")
@@ -66,7 +69,7 @@ END {
 }
 function bar(t,   w) {
     w = (open_to[t] - open_from[t]) * scale
-    printf "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"24\" fill=\"%s\"/>\n", left + open_from[t] * scale, up + t * each, w < 0.6 ? 0.6 : w, colour[open_kind[t]]
+    printf "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"24\" fill=\"%s\"/>\n", left + open_from[t] * scale, up + row[t] * each, w < 0.6 ? 0.6 : w, colour[open_kind[t]]
 }
 function mark(time, words,   x) {
     x = left + time * scale

@@ -24,6 +24,7 @@ fn main() {
         tp_size: 2,
         sequence: false,
         recompute: Recompute::None,
+        tiers: tensor_parallel::ActivationTiers::NONE,
         partition_checkpoints: false,
         checkpoint_home: CheckpointHome::Device,
         checkpoint_slots: 1,

@@ -80,6 +80,14 @@ impl AttentionActivations {
         Self { qkv, raw, sums, out, lse, input, proj }
     }
 
+    /// All tensors.
+    pub(crate) fn tensors(self) -> Vec<Tensor> {
+        let Self { qkv, raw, sums, out, lse, input, proj } = self;
+        let maxima = [input, proj].into_iter().flatten().flat_map(Fp8Linear::maxima);
+        let own = [Some(qkv), raw, sums, Some(out), Some(lse)];
+        own.into_iter().flatten().chain(maxima).collect()
+    }
+
     /// The activations of `rows`, which belong to one sample, with this rank's `heads` heads.
     pub(crate) fn of(self, rows: Range<usize>, heads: usize) -> Self {
         let Self { qkv, raw, sums, out, lse, .. } = self;

@@ -6,17 +6,19 @@
 //! learned or rotary positions, GELU or a gate. In some models branches have a norm at their end,
 //! too, or only there; see [`NormPlace`](crate::NormPlace).
 
-use crate::attention::{Attention, AttentionActivations, AttentionContext};
+use crate::activation_tiers::Tier;
+use crate::attention::{Attention, AttentionContext};
+use crate::block_activations::{BlockActivations, BranchKind};
 use crate::branch::{Branch, Scratch};
 use crate::experts::{AppliedExperts, Experts, RouterSlot};
 use crate::kv_cache::Extension;
 use crate::mlp::Mlp;
 use crate::mlp_layer::{AppliedMlpLayer, MlpLayer, MlpLayerActivations};
-use crate::norm::{BranchInput, InputActivations, Norm, OutputActivations};
+use crate::norm::{BranchInput, Norm, OutputActivations};
 use crate::params::{FlatBuffer, ParamDeclarations, SegmentLayout};
 use crate::region::Region;
-use crate::shape::{DecoderShape, ExpertsShape, MicrobatchContext, Recompute};
-use device::{Arena, Device, Dropout, Event, Lane::Compute, Op, Plan, Tensor};
+use crate::shape::{DecoderShape, MicrobatchContext};
+use device::{Device, Dropout, Event, Lane::Compute, Op, Tensor};
 
 /// Parameters of a block cut out of its flat segment, or gradients cut out of a bucket.
 #[derive(Clone, Copy, Debug)]
@@ -58,19 +60,6 @@ impl BranchNorms {
     }
 }
 
-/// Activations of a block, for its backward pass. All blocks share one set with
-/// [`Recompute::Block`], and a part of the set with [`Recompute::Selective`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BlockActivations {
-    attention_input: InputActivations,
-    attention: AttentionActivations,
-    attention_output: Option<OutputActivations>,
-    h: Tensor, // (rows, C)
-    mlp_input: InputActivations,
-    mlp: MlpLayerActivations,
-    mlp_output: Option<OutputActivations>,
-}
-
 /// Dropout sites of a block.
 const ATTENTION_WEIGHTS: u64 = 0;
 const ATTENTION_OUTPUT: u64 = 1;
@@ -109,61 +98,14 @@ impl BlockParams {
     }
 }
 
-impl BlockActivations {
-    pub(crate) fn plan(
-        plan: &mut Plan,
-        shape: &DecoderShape,
-        name: &str,
-        scratch: &Scratch,
-        experts: Option<ExpertsShape>,
-    ) -> Self {
-        let (at, size) = ((Arena::Device, "activations"), (shape.rows(), shape.hidden));
-        let (norm_1, norm_2) = (format!("{name}.norm_1"), format!("{name}.norm_2"));
-        let recomputed = scratch.recomputed;
-        Self {
-            attention_input: InputActivations::plan(plan, &norm_1, shape, recomputed),
-            attention: AttentionActivations::plan(plan, name, shape, scratch.fp8),
-            attention_output: OutputActivations::plan(plan, &format!("{norm_1}_post"), shape),
-            h: plan.tensor(at, format!("{name}.h"), shape.dtype, size),
-            mlp_input: InputActivations::plan(plan, &norm_2, shape, recomputed),
-            mlp: MlpLayerActivations::plan(plan, name, shape, scratch, experts),
-            mlp_output: OutputActivations::plan(plan, &format!("{norm_2}_post"), shape),
-        }
-    }
-
-    /// The same activations, but those of the MLP or of the experts are a set of their own.
-    pub(crate) fn with_own_mlp(
-        self,
-        plan: &mut Plan,
-        shape: &DecoderShape,
-        name: &str,
-        scratch: &Scratch,
-        experts: Option<ExpertsShape>,
-    ) -> Self {
-        Self { mlp: MlpLayerActivations::plan(plan, name, shape, scratch, experts), ..self }
-    }
-
-    /// The first `rows` rows of every activation, but for those of [`Block::mlp`].
-    fn first(self, rows: usize, shape: &DecoderShape) -> Self {
-        Self {
-            attention_input: self.attention_input.first(rows),
-            attention: self.attention.of(0..rows, shape.heads / shape.tp_size),
-            attention_output: self.attention_output.map(|saved| saved.first(rows)),
-            h: self.h.rows(0..rows),
-            mlp_input: self.mlp_input.first(rows),
-            mlp: self.mlp,
-            mlp_output: self.mlp_output.map(|saved| saved.first(rows)),
-        }
-    }
-}
-
 /// Handles of one block.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     pub(crate) layer: usize,
     pub(crate) layout: SegmentLayout,
     pub(crate) params: BlockParams,
-    pub(crate) saved: BlockActivations,
+    /// Activations by slot of the micro-batch.
+    pub(crate) saved: Vec<BlockActivations>,
     pub(crate) scratch: Scratch,
     /// By slot of a micro-batch, if the block has experts: the router's tensors.
     pub(crate) router: Vec<RouterSlot>,
@@ -198,9 +140,10 @@ impl Block {
         x: Tensor,
         y: Tensor,
     ) {
-        let (s, dropout) = (&self.saved, self.row_dropout(dev, shape, pass, MLP_OUTPUT));
+        let (s, dropout) = (self.saved(pass), self.row_dropout(dev, shape, pass, MLP_OUTPUT));
         let mlp = self.mlp(shape, s, pass.slot);
-        self.forward_to_mlp(dev, shape, pass, x, true);
+        self.forward_to_h(dev, shape, pass, x);
+        self.forward_to_mlp(dev, shape, s, mlp, true);
         if pass.training {
             mlp.count(dev);
         }
@@ -210,8 +153,8 @@ impl Block {
 
     /// Computes the projection back from the heads, summed over the ranks: (rows, C).
     fn attention_sum(&self, dev: &Device, shape: &DecoderShape, s: &BlockActivations) -> Tensor {
-        let partial = self.scratch.partial.rows(0..s.attention.out.shape().0);
-        self.params.attention.proj_forward(dev, s.attention, partial);
+        let partial = self.scratch.partial.rows(0..s.attention.heads.out.shape().0);
+        self.params.attention.proj_forward(dev, s.attention.heads, partial);
         shape.region().sum(dev, partial)
     }
 
@@ -224,7 +167,7 @@ impl Block {
 
     /// The MLP or the experts in the pass of a micro-batch in slot `slot`.
     fn mlp(&self, shape: &DecoderShape, s: &BlockActivations, slot: usize) -> AppliedMlpLayer {
-        match (self.params.mlp, s.mlp, shape.experts, shape.architecture.gate) {
+        match (self.params.mlp, s.mlp.inner, shape.experts, shape.architecture.gate) {
             (MlpLayer::Dense(mlp), MlpLayerActivations::Dense(saved), ..) => {
                 AppliedMlpLayer::Dense(mlp, saved)
             }
@@ -246,12 +189,12 @@ impl Block {
 
     fn attention_end(&self, x: Tensor, s: &BlockActivations, dropout: Dropout) -> BranchEnd {
         let (norm, bias) = (self.params.attention_norms.output, self.params.attention.proj_bias);
-        BranchEnd { residual: x, norm: norm.zip(s.attention_output), bias, dropout }
+        BranchEnd { residual: x, norm: norm.zip(s.attention.output), bias, dropout }
     }
 
     fn mlp_end(&self, s: &BlockActivations, dropout: Dropout) -> BranchEnd {
         let (norm, bias) = (self.params.mlp_norms.output, self.params.mlp.proj_bias());
-        BranchEnd { residual: s.h, norm: norm.zip(s.mlp_output), bias, dropout }
+        BranchEnd { residual: s.attention.h, norm: norm.zip(s.mlp.output), bias, dropout }
     }
 
     /// Computes y (rows, C) = the residual stream + the end of a branch with the sum `summed`.
@@ -272,25 +215,39 @@ impl Block {
         dev.submit(Compute, Op::BiasDropoutAdd { x, bias, residual, y, dropout, scale });
     }
 
-    /// Computes everything that the backward pass needs: all but the MLP's last linear. `routes`:
-    /// whether a router chooses the experts; otherwise its choices are kept from an earlier call.
-    fn forward_to_mlp(
+    /// The activations of a micro-batch.
+    fn saved(&self, pass: &MicrobatchContext) -> &BlockActivations {
+        &self.saved[pass.slot]
+    }
+
+    /// Computes the attention branch, up to the residual stream h after it.
+    fn forward_to_h(
         &self,
         dev: &Device,
         shape: &DecoderShape,
         pass: &MicrobatchContext,
         x: Tensor,
-        routes: bool,
     ) {
-        let (p, s) = (&self.params, &self.saved);
+        let (p, s) = (&self.params, self.saved(pass));
         let context = self.context(dev, shape, pass);
         let input = self.attention_input(x, s).forward(dev, shape.region());
-        p.attention.heads_forward(dev, shape, input, s.attention, context);
+        p.attention.heads_forward(dev, shape, input, s.attention.heads, context);
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
         let summed = self.attention_sum(dev, shape, s);
-        self.leave_branch(dev, shape, summed, self.attention_end(x, s, dropout), s.h);
+        self.leave_branch(dev, shape, summed, self.attention_end(x, s, dropout), s.attention.h);
+    }
+
+    /// Computes the MLP branch from h, up to its last linear. `routes`: whether a router chooses the
+    /// experts; otherwise its choices are kept from an earlier call.
+    fn forward_to_mlp(
+        &self,
+        dev: &Device,
+        shape: &DecoderShape,
+        s: &BlockActivations,
+        mlp: AppliedMlpLayer,
+        routes: bool,
+    ) {
         let input = self.mlp_input(s).forward(dev, shape.region());
-        let mlp = self.mlp(shape, s, pass.slot);
         if routes {
             mlp.route(dev, input);
         }
@@ -299,12 +256,14 @@ impl Block {
 
     /// The input of attention, from the block's input x (rows, C).
     const fn attention_input(&self, x: Tensor, s: &BlockActivations) -> BranchInput {
-        BranchInput { norm: self.params.attention_norms.input, x, saved: s.attention_input }
+        let (norm, saved) = (self.params.attention_norms.input, s.attention.input);
+        BranchInput { norm, x, saved, recomputes: false }
     }
 
     /// The input of the MLP.
     const fn mlp_input(&self, s: &BlockActivations) -> BranchInput {
-        BranchInput { norm: self.params.mlp_norms.input, x: s.h, saved: s.mlp_input }
+        let (norm, saved) = (self.params.mlp_norms.input, s.mlp.input);
+        BranchInput { norm, x: s.attention.h, saved, recomputes: false }
     }
 
     /// Computes x (rows, C) of new tokens -> y (rows, C), without dropout. Needs `tp_size` 1.
@@ -318,14 +277,14 @@ impl Block {
     ) {
         let (p, region) = (&self.params, shape.region());
         let rows = x.shape().0;
-        let (s, mlp) = (self.saved.first(rows, shape), self.mlp(shape, &self.saved, 0).first(rows));
+        let s = self.saved[0].first(rows, shape);
+        let mlp = self.mlp(shape, &s, 0).first(rows);
         let input = self.attention_input(x, &s).forward(dev, region);
-        p.attention.extend(dev, shape, input, s.attention, extension);
+        p.attention.extend(dev, shape, input, s.attention.heads, extension);
         let summed = self.attention_sum(dev, shape, &s);
-        self.leave_branch(dev, shape, summed, self.attention_end(x, &s, Dropout::NONE), s.h);
-        let input = self.mlp_input(&s).forward(dev, region);
-        mlp.route(dev, input);
-        mlp.inner_forward(dev, shape, input);
+        let end = self.attention_end(x, &s, Dropout::NONE);
+        self.leave_branch(dev, shape, summed, end, s.attention.h);
+        self.forward_to_mlp(dev, shape, &s, mlp, true);
         let summed = self.mlp_sum(dev, shape, mlp);
         self.leave_branch(dev, shape, summed, self.mlp_end(&s, Dropout::NONE), y);
     }
@@ -341,18 +300,24 @@ impl Block {
         d: Tensor,
         bucket: Tensor,
     ) {
-        let (p, s, region) = (&self.params, &self.saved, shape.region());
+        let (p, s, region) = (&self.params, self.saved(pass), shape.region());
         let grads = BlockParams::cut(self.layout.of(bucket), shape, self.layer);
         let mlp = self.mlp(shape, s, pass.slot);
-        if shape.recompute == Recompute::Block {
-            self.forward_to_mlp(dev, shape, pass, x, false);
+        let is_recomputed = |branch| shape.tier(branch, self.layer) == Tier::Recomputed;
+        if is_recomputed(BranchKind::Attention) {
+            self.forward_to_h(dev, shape, pass, x);
+        }
+        if is_recomputed(BranchKind::Mlp) {
+            self.forward_to_mlp(dev, shape, s, mlp, false);
             // The backward pass of a norm at the MLP's end needs the MLP's sum.
-            if let (Some(norm), Some(saved)) = (p.mlp_norms.output, s.mlp_output) {
+            if let (Some(norm), Some(saved)) = (p.mlp_norms.output, s.mlp.output) {
                 let summed = self.mlp_sum(dev, shape, mlp);
                 saved.forward(dev, norm, summed, &self.scratch);
             }
         }
-        let (input, norms) = (self.mlp_input(s), grads.mlp_norms);
+        // The outputs of an MLP branch that was just computed again are still in the transients.
+        let recomputes = shape.recomputes_outputs() && !is_recomputed(BranchKind::Mlp);
+        let (input, norms) = (BranchInput { recomputes, ..self.mlp_input(s) }, grads.mlp_norms);
         let end = self.mlp_end(s, self.row_dropout(dev, shape, pass, MLP_OUTPUT));
         let end_grads = EndGradients { norm: norms.output, bias: grads.mlp.proj_bias() };
         let branch = self.enter_branch(dev, shape, input, end, d, end_grads);
@@ -360,12 +325,14 @@ impl Block {
         let d_input = region.rows(dev, branch.d_normed);
         input.backward(dev, d_input, d, norms.input);
 
-        let (input, norms) = (self.attention_input(x, s), grads.attention_norms);
+        let recomputes = shape.recomputes_outputs();
+        let input = BranchInput { recomputes, ..self.attention_input(x, s) };
+        let norms = grads.attention_norms;
         let end = self.attention_end(x, s, self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT));
         let end_grads = EndGradients { norm: norms.output, bias: grads.attention.proj_bias };
         let branch = self.enter_branch(dev, shape, input, end, d, end_grads);
         let context = self.context(dev, shape, pass);
-        p.attention.backward(dev, shape, s.attention, context, branch, grads.attention);
+        p.attention.backward(dev, shape, s.attention.heads, context, branch, grads.attention);
         let shared =
             Attention::start_sum_of_shared(self.layout.of(bucket), dev, shape, &self.scratch);
         let d_input = region.rows(dev, branch.d_normed);
@@ -415,12 +382,10 @@ impl Block {
             dev.submit(Compute, Op::ColumnSum { x, y });
         }
         region.gather(dev, d_sum);
-        let whole = match shape.recompute {
-            Recompute::Selective => input.start_forward(dev, region),
-            Recompute::None | Recompute::Block => Event::default(),
-        };
+        let recomputes = input.recomputes;
+        let whole = if recomputes { input.start_forward(dev, region) } else { Event::default() };
         let normed = input.output();
-        Branch { region, normed, whole, d_sum, d_normed, scratch: self.scratch }
+        Branch { region, normed, whole, d_sum, d_normed, recomputes, scratch: self.scratch }
     }
 
     fn row_dropout(

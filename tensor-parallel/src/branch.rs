@@ -3,7 +3,7 @@
 use crate::experts::ExpertsScratch;
 use crate::linear::Fp8Operands;
 use crate::region::Region;
-use crate::shape::{DecoderShape, QkNorm, Recompute};
+use crate::shape::{DecoderShape, QkNorm};
 use device::{Arena, Dtype, Event, Plan, Tensor};
 
 /// Transients of one block at a time; all blocks share them.
@@ -25,7 +25,7 @@ pub(crate) struct Scratch {
     /// (K, n): gradients of all ranks' key and value weights, biases and gains, if ranks share key
     /// and value heads. n = D (2 C + 2), and D more if each element of a key has a gain.
     pub(crate) d_shared: Option<Tensor>,
-    /// Outputs that each block recomputes with [`Recompute::Selective`]; all blocks share them.
+    /// Outputs that each block recomputes; all blocks share them.
     pub(crate) recomputed: Option<RecomputedOutputs>,
     /// Operands of fp8 matmuls.
     pub(crate) fp8: Option<Fp8Operands>,
@@ -53,6 +53,8 @@ pub(crate) struct Branch {
     pub(crate) d_sum: Tensor,
     /// (B T, C): gradient of the normed input; this rank's rows are complete at the branch's end.
     pub(crate) d_normed: Tensor,
+    /// Whether the branch computes the output of its activation again.
+    pub(crate) recomputes: bool,
     pub(crate) scratch: Scratch,
 }
 
@@ -73,7 +75,7 @@ impl Scratch {
             d_attention: transient("d_attention", shape.dtype, shape.heads_width()),
             d_qkv: transient("d_qkv", shape.dtype, shape.qkv_width()),
             d_inner: dense.then(|| transient("d_inner", shape.dtype, inner)),
-            recomputed: (shape.recompute == Recompute::Selective).then(|| RecomputedOutputs {
+            recomputed: shape.recomputes_outputs().then(|| RecomputedOutputs {
                 normed: transient("normed", shape.dtype, c),
                 act: dense.then(|| transient(shape.activation(), shape.dtype, inner)),
             }),

@@ -5,17 +5,20 @@
 //! between; see the engine's step.
 
 use crate::activation_checkpoints::ActivationCheckpoints;
-use crate::block::{self, Block, BlockActivations, BlockParams};
+use crate::block::{self, Block, BlockParams};
+use crate::block_activations::{BlockActivations, SharedActivations};
 use crate::branch::Scratch;
 use crate::embedding::{self, Embedding, OutputGradient};
 use crate::experts::{ExpertLoads, RouterSlot, Routes};
+use crate::host_activations::{ActivationCopies, HostActivations};
 use crate::kv_cache::{Extension, KvCache, NewTokens};
 use crate::loss::{Head, HeadInputs, LossTensors};
 use crate::norm::{AppliedNorm, Norm, NormActivations};
 use crate::params::SegmentLayout;
 use crate::rotary::RotaryTables;
-use crate::shape::{BatchTensors, DecoderShape, ExpertsShape, MicrobatchContext, Recompute, Ring};
+use crate::shape::{BatchTensors, DecoderShape, ExpertsShape, MicrobatchContext, Ring};
 use device::{Arena, Device, Error, Event, Lane::Compute, Op, Plan, Tensor};
+use std::ops::Range;
 
 /// Handles of the model: the same on every rank.
 #[derive(Clone, Debug)]
@@ -38,6 +41,8 @@ pub struct Decoder {
     loads: Option<ExpertLoads>,
     x: Vec<ActivationCheckpoints>, // by slot, (rows, C): input of block l; x[L] the final norm's
     d_x: Vec<Tensor>,              // by slot of one backward group, (rows, C): the running gradient
+    /// Activations of blocks on the host: of the attention branch, of the MLP branch.
+    on_host: [HostActivations; 2],
 }
 
 /// The purpose of a segment of the parameters.
@@ -83,46 +88,6 @@ fn layouts(shape: &DecoderShape, align: usize) -> Vec<SegmentLayout> {
         }));
     }
     all
-}
-
-/// Activations that blocks share with [`Recompute::Block`]: a set for blocks with one MLP, and a set
-/// for blocks with experts. The two sets differ only in the MLP.
-#[derive(Clone, Copy, Debug)]
-struct SharedActivations {
-    dense: Option<BlockActivations>,
-    sparse: Option<BlockActivations>,
-}
-
-impl SharedActivations {
-    /// Plans the sets, if blocks share activations.
-    fn plan(plan: &mut Plan, shape: &DecoderShape, scratch: &Scratch) -> Self {
-        let mut all = Self { dense: None, sparse: None };
-        for BlockForm { layer, .. } in shape.block_forms() {
-            if shape.recompute != Recompute::Block {
-                break;
-            }
-            let experts = shape.experts_of(layer);
-            match (all.dense, experts) {
-                (Some(dense), Some(_)) => {
-                    let sparse = dense.with_own_mlp(plan, shape, "block", scratch, experts);
-                    all.sparse = Some(sparse);
-                }
-                (_, None) => {
-                    all.dense = Some(BlockActivations::plan(plan, shape, "block", scratch, None));
-                }
-                (None, Some(_)) => {
-                    all.sparse =
-                        Some(BlockActivations::plan(plan, shape, "block", scratch, experts));
-                }
-            }
-        }
-        all
-    }
-
-    /// The set of blocks with `experts`, or with one MLP.
-    fn of(&self, experts: Option<ExpertsShape>) -> Option<BlockActivations> {
-        if experts.is_some() { self.sparse } else { self.dense }
-    }
 }
 
 /// Number of a segment.
@@ -266,15 +231,13 @@ impl Decoder {
         let mut block = |layer: usize| {
             let at = number(shape, SegmentRole::Block(layer));
             let (layout, flat) = (segments[at].clone(), params[at]);
-            let (experts, name) = (shape.experts_of(layer), format!("block.{layer}"));
-            let saved = shared
-                .of(experts)
-                .unwrap_or_else(|| BlockActivations::plan(plan, shape, &name, &scratch, experts));
+            let saved = shared.of_block(plan, shape, layer, &scratch);
             let mut router = Vec::new();
-            if let (Some(experts), Some(loads)) = (&experts, &loads) {
+            if let (Some(experts), Some(loads)) = (shape.experts_of(layer), &loads) {
                 router.extend((0..shape.checkpoint_slots).map(|slot| {
-                    let name = if slot == 0 { name.clone() } else { format!("set.{slot}.{name}") };
-                    let routes = Routes::plan(plan, &name, shape, experts);
+                    let set = if slot == 0 { String::new() } else { format!("set.{slot}.") };
+                    let name = format!("{set}block.{layer}");
+                    let routes = Routes::plan(plan, &name, shape, &experts);
                     RouterSlot { routes, loads: loads.of_layer(slot, expert_layers) }
                 }));
                 expert_layers += 1;
@@ -283,7 +246,9 @@ impl Decoder {
             let table = shape.kind(layer).rope.as_ref().map(|rope| rotary.of(rope));
             Block { layer, params, layout, saved, scratch, router, table }
         };
-        let blocks = (0..shape.layers).map(&mut block).collect();
+        let blocks: Vec<Block> = (0..shape.layers).map(&mut block).collect();
+        let saved: Vec<&[BlockActivations]> = blocks.iter().map(|of| &of.saved[..]).collect();
+        let on_host = HostActivations::plan(plan, shape, &saved);
         let flat = |role| {
             let at = number(shape, role);
             segments[at].of(params[at])
@@ -306,6 +271,7 @@ impl Decoder {
             loads,
             x,
             d_x,
+            on_host,
         }
     }
 
@@ -385,18 +351,44 @@ impl Decoder {
         self.embedding.forward(dev, &self.shape, pass, batch, x, partial);
     }
 
+    /// State of the copies of activations, before the first pass on a device.
+    pub fn activation_copies(&self) -> ActivationCopies {
+        ActivationCopies::new(&self.on_host)
+    }
+
     /// Computes block `layer`, from its input to the next block's input. Reads the block's segment.
-    pub fn block_forward(&self, dev: &Device, pass: &MicrobatchContext, layer: usize) {
+    /// Starts the copy of the block's activations to the host, if they are kept there.
+    pub fn block_forward(
+        &self,
+        dev: &Device,
+        pass: &MicrobatchContext,
+        layer: usize,
+        copies: &mut ActivationCopies,
+    ) {
         if pass.training {
             self.x[pass.slot].save(dev, layer);
         }
+        copies.begin_forward(dev, &self.on_host, pass, layer);
         let (x, y) = (self.x[pass.slot].input(layer), self.x[pass.slot].input(layer + 1));
         self.blocks[layer].forward(dev, &self.shape, pass, x, y);
+        copies.end_forward(dev, &self.on_host, pass, layer);
+    }
+
+    /// Begins the backward pass of the micro-batches in `slots`, which run through each block
+    /// together: starts the first copies of activations from the host. The blocks follow from last
+    /// to first, each with all slots in order.
+    pub fn begin_backward(
+        &self,
+        dev: &Device,
+        slots: &Range<usize>,
+        copies: &mut ActivationCopies,
+    ) {
+        copies.begin_backward(dev, &self.on_host, slots);
     }
 
     /// Computes the final norm, and the logits of `rows` in [`logits`](Self::logits). Reads the
     /// final norm and the [`head`](Self::head).
-    pub fn project(&self, dev: &Device, pass: &MicrobatchContext, rows: std::ops::Range<usize>) {
+    pub fn project(&self, dev: &Device, pass: &MicrobatchContext, rows: Range<usize>) {
         self.normalize(dev, pass);
         self.head.project(dev, &self.shape, self.head_inputs().of(rows));
     }
@@ -419,7 +411,7 @@ impl Decoder {
 
     /// Computes in [`logits`](Self::logits) the next-token logits of `rows` of the last
     /// [`extend`](Self::extend).
-    pub fn project_new(&self, dev: &Device, rows: std::ops::Range<usize>) {
+    pub fn project_new(&self, dev: &Device, rows: Range<usize>) {
         self.head.project(dev, &self.shape, self.head_inputs().of(rows));
     }
 
@@ -487,6 +479,7 @@ impl Decoder {
     /// Runs block `layer` backward. Writes the block's `bucket`, complete at `record(Compute)`.
     /// Reads the block's segment. `input` is the event after which the block's input is complete.
     /// On return it is the event of the block below, whose input is restored in the meantime.
+    /// Follows [`begin_backward`](Self::begin_backward).
     pub fn block_backward(
         &self,
         dev: &Device,
@@ -494,10 +487,13 @@ impl Decoder {
         layer: usize,
         bucket: Tensor,
         input: &mut Event,
+        copies: &mut ActivationCopies,
     ) {
         *input = self.x[pass.slot].restore(dev, layer, *input);
+        copies.await_backward(dev, &self.on_host, pass, layer);
         let x = self.x[pass.slot].input(layer);
         self.blocks[layer].backward(dev, &self.shape, pass, x, self.d_x(pass), bucket);
+        copies.end_backward(dev, &self.on_host, pass, layer);
     }
 
     /// Runs the embedding backward. Writes the embedding's `bucket`, complete at `record(Compute)`.

@@ -7,7 +7,7 @@
 
 use crate::branch::{Branch, Scratch};
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
-use crate::shape::{Balance, DecoderShape, ExpertsShape, Recompute};
+use crate::shape::{Balance, DecoderShape, ExpertsShape};
 use device::{
     Arena, Device, Dropout, Dtype, Epilogue, Event, ExpertWeights, Gate, Group, GroupedForm,
 };
@@ -48,7 +48,7 @@ pub(crate) struct ExpertsScratch {
     d_weights: Tensor,        // (B T, k) F32
     d_logits: Option<Tensor>, // (B T, E), if the model's type is not F32
     sort: Tensor,             // (1, n) I32: histograms of the sort
-    /// (R, I/t): the activation, which the backward pass recomputes with [`Recompute::Selective`].
+    /// (R, I/t): the activation, if the backward pass computes it again.
     act: Option<Tensor>,
 }
 
@@ -213,6 +213,11 @@ impl ExpertsActivations {
         }
     }
 
+    /// All tensors but the output of the activation.
+    pub(crate) const fn tensors(self) -> [Tensor; 2] {
+        [self.pre, self.y]
+    }
+
     /// The first `pairs` rows.
     fn first(self, pairs: usize) -> Self {
         let Self { pre, act, y } = self;
@@ -235,7 +240,8 @@ impl ExpertsScratch {
             d_logits: (shape.dtype != Dtype::F32)
                 .then(|| one("d_logits", shape.dtype, (tokens, experts.count))),
             sort: one("sort", Dtype::I32, histograms),
-            act: (shape.recompute == Recompute::Selective)
+            act: shape
+                .recomputes_outputs()
                 .then(|| one(shape.activation(), shape.dtype, (pairs, inner))),
         }
     }
@@ -379,13 +385,7 @@ impl AppliedExperts {
     /// output. The sum of `branch.d_normed` over the ranks runs during weight gradients; Compute
     /// waits for it at the end. With sequence parallelism `grads.router` is the part of this rank's
     /// tokens.
-    pub(crate) fn backward(
-        &self,
-        dev: &Device,
-        shape: &DecoderShape,
-        branch: Branch,
-        grads: Experts,
-    ) {
+    pub(crate) fn backward(&self, dev: &Device, branch: Branch, grads: Experts) {
         let (Routes { weights, offsets, places, .. }, gate) = (self.routes, self.gate);
         let ExpertsActivations { pre, act, y } = self.saved;
         let ExpertsScratch { sorted, d_act, d_weights, .. } = self.scratch;
@@ -397,7 +397,7 @@ impl AppliedExperts {
             let (form, b, c) = (GroupedForm::WeightGradient, Some(b), None);
             dev.submit(Compute, Op::GroupedGemm { form, a, b, c, experts, offsets, add: false });
         };
-        if shape.recompute == Recompute::Selective {
+        if branch.recomputes {
             dev.submit(Compute, Op::SwiGlu { x: pre, y: act, gate });
         }
         let (d_out, d_y) = (branch.d_sum, y);

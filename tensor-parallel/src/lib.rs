@@ -21,18 +21,23 @@
 //! 5. `region`: the collectives inside a layer;
 //! 6. `embedding`, `loss`: the first and the last layer, split over the vocabulary;
 //! 7. `activation_checkpoints`: saved inputs of blocks for recomputation, and their place;
+//!    `activation_tiers`, `block_activations` and `host_activations`: blocks that keep their
+//!    activations on the device or on the host, and the copies;
 //! 8. `kv_cache`: keys and values of earlier tokens, for generation.
 
 // Files are opened, created, read and renamed by the crate `files`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod activation_checkpoints;
+mod activation_tiers;
 mod attention;
 mod block;
+mod block_activations;
 mod branch;
 mod decoder;
 mod embedding;
 mod experts;
+mod host_activations;
 mod kv_cache;
 mod linear;
 mod loss;
@@ -44,7 +49,9 @@ mod region;
 mod rotary;
 mod shape;
 
+pub use activation_tiers::{ActivationTiers, Tier, TierCounts};
 pub use decoder::{Decoder, HeadBuckets, SegmentRole};
+pub use host_activations::ActivationCopies;
 pub use kv_cache::{KvCache, NewTokens};
 pub use loss::LossTensors;
 pub use params::{Init, Param, Run, SegmentLayout, Split};

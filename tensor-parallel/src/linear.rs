@@ -66,6 +66,11 @@ impl Fp8Operands {
 }
 
 impl Fp8Linear {
+    /// Largest magnitudes of the forward pass: of the input and of the weight.
+    pub(crate) const fn maxima(self) -> [Tensor; 2] {
+        [self.input, self.weight]
+    }
+
     /// Rounds x to fp8 in the shared operand `to`; `turn` transposes it.
     fn round(
         dev: &Device,

@@ -4,7 +4,7 @@ use crate::branch::{Branch, Scratch};
 use crate::linear::{Fp8Linear, Linear};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::Region;
-use crate::shape::{DecoderShape, Recompute};
+use crate::shape::DecoderShape;
 use device::{Arena, Device, Epilogue, Lane::Compute, Op, Plan, Tensor};
 
 /// Activations of the forward pass, for the backward pass.
@@ -46,6 +46,12 @@ impl MlpActivations {
             None => own(shape.activation(), shape.ffn_hidden / shape.tp_size),
         };
         Self { pre, act, fc, proj }
+    }
+
+    /// All tensors but the output of the activation.
+    pub(crate) fn tensors(self) -> Vec<Tensor> {
+        let maxima = [self.fc, self.proj].into_iter().flatten().flat_map(Fp8Linear::maxima);
+        std::iter::once(self.pre).chain(maxima).collect()
     }
 
     /// The first `rows` rows of the activations.
@@ -132,7 +138,7 @@ impl Mlp {
         let d = d.unwrap_or_else(|| unreachable!("an MLP has a transient for its gradient"));
         let d_sum = branch.d_sum;
         let (x, fc, proj) = (saved.pre, self.fc(saved), self.proj(saved));
-        if shape.recompute == Recompute::Selective {
+        if branch.recomputes {
             let y = saved.act;
             let act = match shape.architecture.gate {
                 Some(gate) => Op::SwiGlu { x, y, gate },

@@ -81,6 +81,14 @@ impl MlpLayerActivations {
             None => Self::Dense(MlpActivations::plan(plan, name, shape, scratch)),
         }
     }
+
+    /// All tensors but the output of the activation.
+    pub(crate) fn tensors(self) -> Vec<Tensor> {
+        match self {
+            Self::Dense(saved) => saved.tensors(),
+            Self::Sparse(saved) => saved.tensors().to_vec(),
+        }
+    }
 }
 
 impl AppliedMlpLayer {
@@ -145,7 +153,7 @@ impl AppliedMlpLayer {
                 mlp.backward(dev, shape, *saved, branch, grads);
             }
             (Self::Sparse(experts), MlpLayer::Sparse(grads)) => {
-                experts.backward(dev, shape, branch, grads);
+                experts.backward(dev, branch, grads);
             }
             (Self::Dense(..), MlpLayer::Sparse(_)) | (Self::Sparse(_), MlpLayer::Dense(_)) => {
                 unreachable!("gradients have the layout of their block")

@@ -146,6 +146,8 @@ pub(crate) struct BranchInput {
     /// (rows, C): the residual stream.
     pub(crate) x: Tensor,
     pub(crate) saved: InputActivations,
+    /// Whether the backward pass computes the input again.
+    pub(crate) recomputes: bool,
 }
 
 /// The place of a branch's input (B T, C), complete on every rank.
@@ -248,6 +250,11 @@ impl OutputActivations {
             sum: plan.tensor(at, format!("{name}.sum"), shape.dtype, (rows, shape.hidden)),
             stats: plan.tensor(at, format!("{name}.stats"), Dtype::F32, (rows, 1)),
         })
+    }
+
+    /// All tensors.
+    pub(crate) const fn tensors(self) -> [Tensor; 2] {
+        [self.sum, self.stats]
     }
 
     /// The first `rows` rows of the results.

@@ -1,5 +1,6 @@
 //! The shape of a model, split over the ranks of a group, and the settings of a micro-batch.
 
+use crate::activation_tiers::ActivationTiers;
 use crate::params::Init;
 use crate::region::Region;
 use crate::rotary::Rope;
@@ -226,6 +227,9 @@ pub struct DecoderShape {
     pub sequence: bool,
     /// The activations that blocks recompute in the backward pass.
     pub recompute: Recompute,
+    /// Blocks that do not recompute their activations, but keep them on the device or on the host.
+    /// Needs [`Recompute::Block`].
+    pub tiers: ActivationTiers,
     /// Whether each rank keeps only its share of a block's input. Needs [`Recompute::Block`]
     /// without `sequence`, which also splits the input.
     pub partition_checkpoints: bool,
@@ -286,6 +290,16 @@ impl DecoderShape {
     /// Number of micro-batches that run backward through each block together.
     pub(crate) const fn backward_slots(&self) -> usize {
         if self.ring.buffers > 0 { self.checkpoint_slots } else { 1 }
+    }
+
+    /// Whether blocks compute the outputs of norms and of the MLP's activation again, if they keep
+    /// other activations. Blocks in tiers do so: copies move fewer bytes.
+    pub(crate) fn recomputes_outputs(&self) -> bool {
+        match self.recompute {
+            Recompute::None => false,
+            Recompute::Selective => true,
+            Recompute::Block => self.tiers != ActivationTiers::NONE,
+        }
     }
 
     /// The kind of block `layer`.

@@ -167,7 +167,8 @@ impl Handles {
         let bucket = |part| self.buckets[gpt.segment(part)];
         gpt.reset_expert_loads(&dev);
         gpt.embed(&dev, &pass, batch);
-        (0..shape.layers).for_each(|layer| gpt.block_forward(&dev, &pass, layer));
+        let mut copies = gpt.activation_copies();
+        (0..shape.layers).for_each(|layer| gpt.block_forward(&dev, &pass, layer, &mut copies));
         let mut logits = Vec::new();
         for row in (0..shape.tokens()).step_by(shape.head_rows) {
             let rows = row..(row + shape.head_rows).min(shape.tokens());
@@ -179,9 +180,10 @@ impl Handles {
         let loss = LossTensors { loss: self.loss, scale: self.scale };
         gpt.loss_backward(&dev, &pass, batch, loss, buckets);
         let mut input = Event::default();
+        gpt.begin_backward(&dev, &(0..1), &mut copies);
         for layer in (0..shape.layers).rev() {
             let bucket = bucket(SegmentRole::Block(layer));
-            gpt.block_backward(&dev, &pass, layer, bucket, &mut input);
+            gpt.block_backward(&dev, &pass, layer, bucket, &mut input, &mut copies);
         }
         gpt.embed_backward(&dev, &pass, batch, bucket(SegmentRole::Embedding));
         let used = |(bucket, s): (&Tensor, &SegmentLayout)| read(&dev, bucket.slice(0..s.len));

@@ -186,6 +186,8 @@ fn steps_after_the_first_allocate_nothing_on_any_thread_of_a_run() {
         &[GRID[0], "parallel.sequence=true", "precision=Bf16", "recompute=Selective"],
         &[GRID[0], "recompute=Block", "partition_checkpoints=true"],
         &[GRID[0], "recompute=Block", "host_checkpoints=true"],
+        &[GRID[0], "recompute=Block", "activations=Tiers(gpu_blocks: 1, host_blocks: 1)"],
+        &["model.layers=5", "recompute=Block", "activations=Tiers(host_blocks: 5)"],
     ] {
         for lanes in [Lanes::Inline, Lanes::Threads { chaos_us: 0 }] {
             assert_eq!(counted(sets, lanes), NOTHING, "{sets:?} {lanes:?}");

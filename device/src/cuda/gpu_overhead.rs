@@ -17,8 +17,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use topology::format_bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Streams of a rank: one for each lane on a stream, and one of its own.
-pub const STREAMS_PER_RANK: usize = STREAMS + 1;
+/// Further streams of a rank that keeps activations on the host: one for each direction.
+pub const ACTIVATION_STREAMS: usize = 2;
+
+/// Streams of a rank without activations on the host: one for each other lane on a stream, and one
+/// of its own.
+pub const STREAMS_PER_RANK: usize = STREAMS - ACTIVATION_STREAMS + 1;
 
 /// Bytes on a GPU outside the plans of its ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

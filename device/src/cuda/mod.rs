@@ -35,7 +35,9 @@ mod verdict;
 mod watchdog;
 
 pub use cudnn::FASTER_ON as CUDNN_ATTENTION_ON;
-pub use gpu_overhead::{GpuMemory, GpuOverhead, STREAMS_PER_RANK, connected, look};
+pub use gpu_overhead::{
+    ACTIVATION_STREAMS, GpuMemory, GpuOverhead, STREAMS_PER_RANK, connected, look,
+};
 pub use launch::{Program, WIDEST_HEAD};
 pub use libraries::LibraryFile;
 pub use matmul_choices::{MatmulChoices, MatmulSelection, TimedSelection};

@@ -23,7 +23,7 @@ use crate::ranks::memory::{HostPlace, Memory, out_of_memory};
 use crate::ranks::queue::Queue;
 use crate::ranks::rank_state::{HostWork, RankState};
 use crate::submit::warm::DistinctOps;
-use crate::{Arena, Device, Error, Group, Lane, Plan, Rank};
+use crate::{Arena, Cargo, Device, Error, Group, Lane, Plan, Rank};
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::rc::Rc;
@@ -141,7 +141,9 @@ impl GpuOpener<'_> {
         let paces = (0..STREAMS).map(|_| Pace::new()).collect::<Result<_, _>>();
         let paces = paces.map_err(made).map_err(short)?;
         let communicators = self.communicators(&context, sm, &own, count).map_err(short)?;
-        let streams = streams(&context, own, &communicators, self.rank).map_err(made)?;
+        let by_nccl = communicators.is_some();
+        let owner = |lane| self.owner_of_stream(lane, by_nccl);
+        let streams = streams(&context, own, owner).map_err(made)?;
         let own = &streams[STREAMS];
         let device = self.device_memory(&context, arrangement.bytes, own)?;
         let refused =
@@ -161,7 +163,6 @@ impl GpuOpener<'_> {
         let (work, threads) = (self.options.work.clone(), true);
         let host = RankState::new(self.rank, host_memory, self.plan, self.world, work, threads);
         let host = Arc::new(host);
-        let by_nccl = communicators.is_some();
         let transport = self.transport(&host, &context, communicators)?;
         let timeline = Timeline::of(&host, own);
         let queue = Arc::new(Queue::new(self.options.work.jobs));
@@ -375,29 +376,37 @@ impl GpuOpener<'_> {
         }
         Ok(())
     }
+
+    /// The earlier lane whose stream `lane` shares, if any.
+    fn owner_of_stream(&self, lane: Lane, by_nccl: bool) -> Option<Lane> {
+        match lane {
+            // NCCL does not promise that two communicators make progress at the same time on one
+            // GPU. On one stream their collectives run in the order of the program, which all ranks
+            // share, and each waits only for earlier ones.
+            Lane::DpComm if by_nccl && self.rank.tp_size > 1 && self.rank.dp_size > 1 => {
+                Some(Lane::TpComm)
+            }
+            // Without such copies these lanes have no ops, and ranks on one GPU share its hardware
+            // queues.
+            Lane::ActivationsUp if !self.plan.carries(Cargo::Activation) => Some(Lane::H2d),
+            Lane::ActivationsDown if !self.plan.carries(Cargo::Activation) => Some(Lane::D2h),
+            _ => None,
+        }
+    }
 }
 
 /// The streams by lane, then the rank's own stream. The GPU prefers all lanes to Compute, since
-/// other lanes and ranks wait for them.
+/// other lanes and ranks wait for them. `owner` gives the earlier lane whose stream a lane shares.
 fn streams(
     context: &Arc<Context>,
     own: Rc<Stream>,
-    communicators: &Option<NcclCommunicators>,
-    rank: Rank,
+    owner: impl Fn(Lane) -> Option<Lane>,
 ) -> Result<Vec<Rc<Stream>>, Failure> {
     let mut streams: Vec<Rc<Stream>> = Vec::with_capacity(STREAMS + 1);
     for lane in &Lane::ALL[..STREAMS] {
-        // NCCL does not promise that two communicators make progress at the same time on one GPU.
-        // On one stream their collectives run in the order of the program, which all ranks share,
-        // and each waits only for earlier ones.
-        let shared = *lane == Lane::DpComm
-            && communicators.is_some()
-            && rank.tp_size > 1
-            && rank.dp_size > 1;
-        streams.push(if shared {
-            Rc::clone(&streams[Lane::TpComm as usize])
-        } else {
-            Rc::new(Stream::new(context, *lane != Lane::Compute)?)
+        streams.push(match owner(*lane) {
+            Some(owner) => Rc::clone(&streams[owner as usize]),
+            None => Rc::new(Stream::new(context, *lane != Lane::Compute)?),
         });
     }
     streams.push(own);

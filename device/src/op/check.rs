@@ -6,11 +6,11 @@ use crate::{Arena, Dtype, HeadNorm, Heads, Lane, Op, Scores, Tensor, WidthNorm};
 impl Op {
     /// The lanes that accept this op.
     fn lanes(&self) -> &'static [Lane] {
-        use Lane::{Compute, D2h, DpComm, H2d, Host, TpComm};
+        use Lane::{ActivationsDown, ActivationsUp, Compute, D2h, DpComm, H2d, Host, TpComm};
         match self {
             Self::Copy { src, dst } => match (src.arena(), dst.arena()) {
-                (Arena::Pinned, Arena::Device) => &[H2d],
-                (Arena::Device, Arena::Pinned) => &[D2h],
+                (Arena::Pinned, Arena::Device) => &[H2d, ActivationsUp],
+                (Arena::Device, Arena::Pinned) => &[D2h, ActivationsDown],
                 (Arena::Device, Arena::Device) => &[Compute, TpComm, DpComm],
                 (Arena::Pinned, Arena::Pinned) => &[Host],
             },

@@ -5,7 +5,8 @@
 ///
 /// There are two communication lanes, so that a tensor-parallel collective never queues behind a
 /// collective that waits for the host. An executor may map both lanes to one queue if the order of
-/// submission allows it.
+/// submission allows it. Copies of activations have two lanes of their own for the same reason: a
+/// copy of parameters or gradients may wait for the host's arithmetic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Lane {
     /// Kernels.
@@ -18,17 +19,29 @@ pub enum Lane {
     H2d,
     /// Device to host copies.
     D2h,
+    /// Host to device copies of activations.
+    ActivationsUp,
+    /// Device to host copies of activations.
+    ActivationsDown,
     /// Tasks of the host: batches, sums, decisions.
     Host,
 }
 
 /// Number of lanes.
-pub const LANES: usize = 6;
+pub const LANES: usize = 8;
 
 impl Lane {
     /// All lanes, in the order of their numbers.
-    pub const ALL: [Self; LANES] =
-        [Self::Compute, Self::TpComm, Self::DpComm, Self::H2d, Self::D2h, Self::Host];
+    pub const ALL: [Self; LANES] = [
+        Self::Compute,
+        Self::TpComm,
+        Self::DpComm,
+        Self::H2d,
+        Self::D2h,
+        Self::ActivationsUp,
+        Self::ActivationsDown,
+        Self::Host,
+    ];
 }
 
 /// For each lane, the number of its ops that are known to be finished (a vector clock).

@@ -121,7 +121,12 @@ impl MeterState {
         match lane {
             Lane::Host => self.host = active,
             Lane::Compute => self.compute = active,
-            Lane::TpComm | Lane::DpComm | Lane::H2d | Lane::D2h => {}
+            Lane::TpComm
+            | Lane::DpComm
+            | Lane::H2d
+            | Lane::D2h
+            | Lane::ActivationsUp
+            | Lane::ActivationsDown => {}
         }
     }
 }

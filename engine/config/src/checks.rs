@@ -18,7 +18,7 @@ enum Rule<'a> {
 }
 
 /// All rules between keys.
-const fn rules<'a>() -> [Rule<'a>; 53] {
+const fn rules<'a>() -> [Rule<'a>; 56] {
     use Rule::{Clashes, Computed};
     [
         Computed(Checks::heads_over_ranks),
@@ -53,6 +53,9 @@ const fn rules<'a>() -> [Rule<'a>; 53] {
         Computed(Checks::fp8_sizes),
         Clashes(Checks::PLACES),
         Computed(Checks::checkpoints),
+        Computed(Checks::tiers_of_nothing),
+        Computed(Checks::tiers_of_blocks),
+        Clashes(Checks::MOVED_ACTIVATIONS),
         Clashes(Checks::LIBRARIES),
         Computed(Checks::shares_over_ranks),
         Clashes(SPLIT_TWICE),

@@ -7,6 +7,8 @@
 // Only the crate `files` opens, creates, reads and renames files.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
+mod activation_rules;
+mod activations;
 mod attention;
 mod box_rules;
 mod box_schema;
@@ -56,6 +58,7 @@ mod write;
 mod tests;
 
 pub use self::device::DeviceConfig;
+pub use activations::{Activations, KeptBlocks};
 pub use box_schema::{
     BoxConfig, GpuConfig, HostConfig, MEASURED_OPS, MeasuredConfig, ResidualConfig,
 };

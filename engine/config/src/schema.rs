@@ -4,9 +4,9 @@ use super::declare::{choice, section};
 use super::fine_tune::FineTune;
 use super::reading::KeyDefault;
 use super::{
-    BatchConfig, DataConfig, DeviceConfig, LossScaleConfig, ModelConfig, OffloadConfig,
-    OptimizerConfig, ParallelConfig, SampleConfig, ScheduleConfig, TrainConfig, model_folder,
-    model_schema, write,
+    Activations, BatchConfig, DataConfig, DeviceConfig, LossScaleConfig, ModelConfig,
+    OffloadConfig, OptimizerConfig, ParallelConfig, SampleConfig, ScheduleConfig, TrainConfig,
+    model_folder, model_schema, write,
 };
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
@@ -55,6 +55,12 @@ section! {
         /// activation, which saves about a third of the activations and costs up to 5 % of the time.
         /// `Block`: the whole block from its input, which costs about a quarter of the time.
         recompute: Recompute = choice(KeyDefault::Default(Recompute::None)), resume: Placement;
+        /// Only with `recompute: Block`: blocks that keep their activations until the backward pass.
+        /// `Uniform`: none. `Tiers`: the last blocks on the GPU, some of the others on the host;
+        /// the remaining blocks recompute them. Blocks that keep activations still recompute the
+        /// outputs of norms and of the MLP's activation, as with `recompute: Selective`.
+        /// `offload.transfer: Blocking` does not allow activations on the host.
+        activations: Activations = choice(KeyDefault::Default(Activations::Uniform)), resume: Placement;
         /// The library that computes attention on GPUs. `Own`: onebox's kernels. `Cudnn`: cuDNN 9.10
         /// or newer, in 16 bits on GPUs of sm_90, sm_100 and sm_103, with heads of at most 128
         /// elements. It is faster on an H200, and its memory grows with the square of
@@ -110,7 +116,7 @@ macro_rules! order {
 }
 
 order! {
-    name device model parallel precision loss_scale offload optimizer schedule batch recompute attention
+    name device model parallel precision loss_scale offload optimizer schedule batch recompute activations attention
     matmuls partition_checkpoints host_checkpoints data train sample
 }
 

@@ -11,6 +11,7 @@ mod parts;
 mod refusals;
 mod robustness;
 mod shares;
+mod tiers;
 mod words;
 
 /// The smallest valid config.
@@ -36,6 +37,7 @@ const RICH: &str = r##"#![enable(implicit_some)]
     schedule: (kind: Wsd(stable_until: 90), warmup_steps: 5, decay_steps: 300, min_lr: 1e-3),
     batch: (micro: 3, global: 12),
     recompute: Block,
+    activations: Tiers(gpu_blocks: 0, host_blocks: 1, gpu_mlps: 2, host_mlps: 0),
     data: (train: "a/*.txt", validation: Some("b.txt"), format: Jsonl(text: "t"), tokenizer: "t.json", control_tokens: Parsed, validation_fraction: 0.25),
     train: (steps: 100, eval_every: 10, eval_batches: 0, patience: 4, tensorboard: true, checkpoint_every: 50, checkpoint_minutes: 2.5, checkpoint_overhead: Some(0.02), checkpoint_writer: Foreground, checkpoint_keep: 3, keep_best: true, weights: Never, stop_after_skipped: 9, verify_every: 7, proof: false, rollbacks: 2, seed: 18446744073709551615),
     sample: (prompt: "tab\t \u{e9} \"q\" \\ \n", tokens: 7, temperature: 0),
@@ -188,6 +190,8 @@ fn a_config_of_every_shape_is_read_and_round_trips() {
     assert_eq!((config.model.layers, config.model.hidden), (2, 1024));
     assert_eq!(config.offload.optimizer, Placement::Split { device_fraction: 0.25 });
     assert_eq!(config.offload.update, UpdateMode::Delayed { after_step: 40 });
+    let kept = [config.activations.attention(), config.activations.mlp()];
+    assert_eq!(kept, [KeptBlocks { gpu: 0, host: 1 }, KeptBlocks { gpu: 2, host: 0 }]);
     assert_eq!((config.optimizer.lr, config.optimizer.clip), (1.0, None));
     assert_eq!(config.data.train, Sources::one("/base/a/*.txt".into()));
     assert_eq!(config.data.validation, Sources::one("/base/b.txt".into()));

@@ -7,8 +7,9 @@ use crate::decoder_parts::{LayerKinds, architecture, experts, layer_kinds};
 use crate::placement::kernel_threads;
 pub use config::decimal;
 use config::{
-    self, Accumulate, Attention, BoxConfig, Config, DeviceConfig, Master, Moments, OptimizerConfig,
-    OptimizerKind, Packing, ParameterPlace, Placement, Precision, Recompute, Transfer, UpdateMode,
+    self, Accumulate, Activations, Attention, BoxConfig, Config, DeviceConfig, KeptBlocks, Master,
+    Moments, OptimizerConfig, OptimizerKind, Packing, ParameterPlace, Placement, Precision,
+    Recompute, Transfer, UpdateMode,
 };
 use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
@@ -18,7 +19,8 @@ use offload::{
 };
 use std::sync::Arc;
 use tensor_parallel::{
-    CheckpointHome, Decoder, DecoderShape, QkNorm, Ring, SegmentRole, head_rows,
+    ActivationTiers, CheckpointHome, Decoder, DecoderShape, QkNorm, Ring, SegmentRole, TierCounts,
+    head_rows,
 };
 use topology::HostBytes;
 
@@ -102,6 +104,7 @@ pub fn shape(config: &Config) -> DecoderShape {
             Recompute::Selective => tensor_parallel::Recompute::Selective,
             Recompute::Block => tensor_parallel::Recompute::Block,
         },
+        tiers: tiers(config.activations),
         partition_checkpoints: config.partition_checkpoints,
         checkpoint_home: match (config.host_checkpoints, config.offload.transfer) {
             (false, _) => CheckpointHome::Device,
@@ -117,6 +120,11 @@ pub fn shape(config: &Config) -> DecoderShape {
         dropout: m.dropout,
         init_std: f64::from(m.init_std),
     }
+}
+
+fn tiers(activations: Activations) -> ActivationTiers {
+    let counts = |kept: KeptBlocks| TierCounts { device: kept.gpu, host: kept.host };
+    ActivationTiers { attention: counts(activations.attention()), mlp: counts(activations.mlp()) }
 }
 
 /// Storage type of a precision.

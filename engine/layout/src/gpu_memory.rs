@@ -3,8 +3,10 @@
 use crate::LocalMachine;
 use crate::placement::{place_on, round_robin};
 use config::Config;
-use device::Plan;
-use device::cuda::{LEAVE_ROOM_SINCE, connected, look, page_tables};
+use device::cuda::{
+    ACTIVATION_STREAMS, LEAVE_ROOM_SINCE, STREAMS_PER_RANK, connected, look, page_tables,
+};
+use device::{Cargo, Plan};
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use topology::Request;
@@ -16,6 +18,13 @@ const COMMUNICATOR: u64 = 1 << 30;
 /// Bytes for each rank that allocations lose by rounding, and that code takes at its first use:
 /// cuBLASLt makes code for each shape of a product. Llama 3 8B took 90 MiB on an H200.
 const FIRST_USE: u64 = 128 << 20;
+
+/// Bytes of the streams and events of a rank with `plan`. A rank without activations on the host
+/// has `measured` bytes of them.
+fn bytes_of_streams(measured: u64, plan: &Plan) -> u64 {
+    let more = if plan.carries(Cargo::Activation) { ACTIVATION_STREAMS } else { 0 };
+    (measured * (STREAMS_PER_RANK + more) as u64).div_ceil(STREAMS_PER_RANK as u64)
+}
 
 /// Bytes of a GPU that the plan of a rank may use, and bytes that are kept back.
 #[derive(Clone, Debug)]
@@ -69,7 +78,7 @@ impl LocalMachine {
         let mut overheads = vec![
             ("cuBLASLt's products", found.overhead.products.div_ceil(ranks)),
             ("onebox's kernels", found.overhead.kernels),
-            ("streams and events", found.overhead.streams),
+            ("streams and events", bytes_of_streams(found.overhead.streams, plan)),
             ("page tables of pinned memory", page_tables(plan)),
             ("code of the first use", FIRST_USE.min(found.free / ranks / 8)),
         ];

@@ -1,6 +1,7 @@
 //! Checks that the hardware queues of GPUs can order the streams of all ranks.
 
-use device::cuda::STREAMS_PER_RANK;
+use config::Config;
+use device::cuda::{ACTIVATION_STREAMS, STREAMS_PER_RANK};
 use topology::counted;
 
 /// Number of hardware queues of a GPU. Streams that share a queue wait for each other.
@@ -18,14 +19,25 @@ pub fn connections() -> usize {
     number.unwrap_or(DEFAULT).clamp(1, HARDWARE_QUEUES)
 }
 
+/// Number of streams of a rank of `config`.
+pub(crate) const fn streams_of_rank(config: &Config) -> usize {
+    let more = if config.activations.moves() { ACTIVATION_STREAMS } else { 0 };
+    STREAMS_PER_RANK + more
+}
+
 /// Error and remedy if the hardware queues of `gpus` GPUs cannot order the streams of `ranks` ranks
-/// on each GPU. The process may use `granted` queues.
-pub(crate) fn queues(ranks: usize, gpus: usize, granted: usize) -> Option<(String, String)> {
-    let streams = ranks * STREAMS_PER_RANK;
+/// on each GPU. A rank has `of_rank` streams, and the process may use `granted` queues.
+pub(crate) fn queues(
+    ranks: usize,
+    of_rank: usize,
+    gpus: usize,
+    granted: usize,
+) -> Option<(String, String)> {
+    let streams = ranks * of_rank;
     if ranks < 2 || streams <= granted {
         return None;
     }
-    let most = HARDWARE_QUEUES / STREAMS_PER_RANK;
+    let most = HARDWARE_QUEUES / of_rank;
     if ranks > most {
         let message = format!(
             "{ranks} ranks on a GPU have {streams} streams; its {HARDWARE_QUEUES} hardware queues order those of {most}, \
@@ -61,14 +73,18 @@ mod tests {
     fn ranks_share_a_gpu_as_far_as_its_queues_order_their_streams() {
         assert_eq!(STREAMS_PER_RANK, 6);
         for ranks in 1..=5 {
-            assert_eq!(queues(ranks, 1, 32), None);
+            assert_eq!(queues(ranks, 6, 1, 32), None);
         }
-        let (message, help) = queues(6, 2, 32).unwrap();
+        let (message, help) = queues(6, 6, 2, 32).unwrap();
         assert!(message.starts_with("6 ranks on a GPU have 36 streams"), "{message}");
         assert_eq!(help, "use at most 10 ranks on 2 GPUs");
-        let (message, help) = queues(2, 1, 8).unwrap();
+        let (message, help) = queues(2, 6, 1, 8).unwrap();
         assert!(message.contains("CUDA_DEVICE_MAX_CONNECTIONS=8"), "{message}");
         assert!(help.contains("unset CUDA_DEVICE_MAX_CONNECTIONS"), "{help}");
-        assert_eq!(queues(1, 1, 1), None);
+        assert_eq!(queues(1, 6, 1, 1), None);
+        // Activations on the host have two more streams.
+        assert_eq!(queues(4, STREAMS_PER_RANK + ACTIVATION_STREAMS, 1, 32), None);
+        let (message, _) = queues(5, STREAMS_PER_RANK + ACTIVATION_STREAMS, 1, 32).unwrap();
+        assert!(message.starts_with("5 ranks on a GPU have 40 streams"), "{message}");
     }
 }

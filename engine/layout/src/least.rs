@@ -3,7 +3,7 @@
 
 use crate::LocalMachine;
 use crate::build::{LayoutBuilder, RankLayout, device_limit};
-use config::{Config, DeviceConfig, ParameterPlace, Placement, Transfer, UpdateMode};
+use config::{Activations, Config, DeviceConfig, ParameterPlace, Placement, Transfer, UpdateMode};
 use device::Arena;
 use tensor_parallel::Ring;
 
@@ -93,11 +93,18 @@ fn of_form(form: &Config, config: &Config, machine: &LocalMachine) -> Vec<LeastB
         }
     };
     let (blocks, few) = (BlockCounts::of(form), ring.buffers.max(2));
+    // Blocks that keep their activations differ from each other, so further blocks count as if all
+    // blocks were recomputed. So do blocks of two forms, whose order changes here.
+    let is_changed = blocks.dense.max(blocks.sparse) > few || blocks.dense.min(blocks.sparse) > 0;
+    let has_tiers = form.activations != Activations::Uniform && is_changed;
     let with = |blocks: BlockCounts, sum| {
         let mut few = form.clone();
         few.model.layers = blocks.dense + blocks.sparse;
         if let Some(experts) = &mut few.model.experts {
             experts.dense_layers = (0..blocks.dense).collect();
+        }
+        if has_tiers {
+            few.activations = Activations::Uniform;
         }
         (few.offload.ring, few.offload.resident_blocks) = (None, None);
         let builder = LayoutBuilder::of_least_threads(&few, machine);
@@ -121,6 +128,12 @@ fn of_form(form: &Config, config: &Config, machine: &LocalMachine) -> Vec<LeastB
                 device += growth(first.0, next.0);
                 pinned += growth(first.1, next.1);
             }
+        }
+        if has_tiers {
+            // Blocks in tiers share the output of both norms.
+            let shape = first.2.decoder.shape();
+            let normed = (shape.tokens() * shape.hidden) as u64 * shape.dtype.bytes();
+            device = device.saturating_sub(normed + ROUNDING);
         }
         LeastBytes { device, pinned, both: device + pinned, limit }
     };
@@ -209,5 +222,36 @@ mod tests {
             }
         }
         assert!(looked > 150 && near > looked / 3, "{near} near of {looked}");
+    }
+
+    /// Blocks that keep their activations never need less than the bound, which recomputes them.
+    #[test]
+    fn no_layout_with_tiers_takes_less() {
+        let machine = LocalMachine::default();
+        let mut looked = 0;
+        for tiers in
+            ["gpu_blocks: 1", "host_blocks: 1", "gpu_blocks: 1, host_blocks: 2, host_mlps: 1"]
+        {
+            for parameters in ["Device", "Host"] {
+                for layers in [1, 2, 3, 5, 17] {
+                    let sets = [
+                        format!("model.layers={layers}"),
+                        format!("activations=Tiers({tiers})"),
+                        format!("offload.parameters={parameters}"),
+                    ];
+                    let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+                    let sets = [&sets[..], &["recompute=Block", "offload.optimizer=Host"]].concat();
+                    let Some(config) = config("quickstart.ron", &sets) else { continue };
+                    let least = least_bytes(&config, &machine);
+                    let built = lay_out(&config, &machine);
+                    let bytes = [Arena::Device, Arena::Pinned].map(|arena| built.plan.bytes(arena));
+                    let what = format!("{tiers} {parameters} {layers}: {least:?} of {bytes:?}");
+                    assert!(least.device <= bytes[0] && least.pinned <= bytes[1], "{what}");
+                    assert!(least.both <= bytes[0] + bytes[1], "{what}");
+                    looked += 1;
+                }
+            }
+        }
+        assert!(looked >= 20, "{looked}");
     }
 }

@@ -2,7 +2,7 @@
 //! queues order the streams of all ranks.
 
 use crate::LocalMachine;
-use crate::hardware_queues::{connections, queues};
+use crate::hardware_queues::{connections, queues, streams_of_rank};
 use config::{Config, DeviceConfig, Violation};
 
 impl LocalMachine {
@@ -18,8 +18,10 @@ impl LocalMachine {
             config.precision.refusal(&format!("GPU {}, {},", gpu.ordinal, gpu.name), gpu.sm)
         });
         let values = vec![("parallel.data", "ranks of the run".into()), ("device", "GPUs".into())];
-        let crowded = (!all.is_empty())
-            .then(|| queues(self.ranks(config).div_ceil(all.len()), all.len(), connections()));
+        let crowded = (!all.is_empty()).then(|| {
+            let ranks = self.ranks(config).div_ceil(all.len());
+            queues(ranks, streams_of_rank(config), all.len(), connections())
+        });
         let crowded = crowded.flatten();
         let crowded = crowded.map(|(message, help)| Violation { message, help, values });
         refusal.into_iter().chain(crowded).collect()

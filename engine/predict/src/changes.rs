@@ -1,6 +1,6 @@
 //! Changes of a config that keep its model and batch, and the `--set` arguments for these changes.
 
-use config::{ALL_TOGETHER, Accumulate, Config, DeviceConfig, LoadedConfig, Origin};
+use config::{ALL_TOGETHER, Accumulate, Activations, Config, DeviceConfig, LoadedConfig, Origin};
 use config::{ParameterPlace, Placement, Recompute, format_bytes, in_line};
 use device::Arena;
 use files::shell::quoted;
@@ -12,11 +12,12 @@ use std::collections::BTreeSet;
 type Setting = (&'static str, fn(&Config) -> String);
 
 /// All settings that a search may change.
-const SETTINGS: [Setting; 19] = [
+const SETTINGS: [Setting; 20] = [
     ("parallel.tensor", |c| in_line(&c.parallel.tensor)),
     ("parallel.data", |c| in_line(&c.parallel.data)),
     ("batch.micro", |c| in_line(&c.batch.micro)),
     ("recompute", |c| in_line(&c.recompute)),
+    ("activations", |c| in_line(&c.activations)),
     ("partition_checkpoints", |c| in_line(&c.partition_checkpoints)),
     ("host_checkpoints", |c| in_line(&c.host_checkpoints)),
     ("parallel.sequence", |c| in_line(&c.parallel.sequence)),
@@ -84,6 +85,15 @@ pub(super) fn is_given(loaded: &LoadedConfig, key: &str) -> bool {
 
 fn origin<'a>(loaded: &'a LoadedConfig, key: &str) -> Option<&'a Origin> {
     loaded.origins.iter().find(|(name, ..)| name == key).map(|(.., origin)| origin)
+}
+
+/// Sets the recomputation of `config`, and the split of the kept inputs. Without recomputed blocks
+/// no block is an exception.
+pub const fn set_recompute(config: &mut Config, recompute: Recompute, shares: bool) {
+    (config.recompute, config.partition_checkpoints) = (recompute, shares);
+    if !matches!(recompute, Recompute::Block) {
+        config.activations = Activations::Uniform;
+    }
 }
 
 /// Puts the parameters on the host, with the other settings that suit this.

@@ -6,8 +6,8 @@ use crate::plan::fits;
 use crate::search::{Brief, layouts};
 use crate::variants::{States, all_variants};
 use config::{
-    Config, DeviceConfig, LoadedConfig, Master, Moments, OffloadConfig, ParameterPlace, Placement,
-    SpeculatedFraction, UpdateMode,
+    Activations, Config, DeviceConfig, LoadedConfig, Master, Moments, OffloadConfig,
+    ParameterPlace, Placement, SpeculatedFraction, UpdateMode,
 };
 use layout::LocalMachine;
 use layout::build::{lay_out, shape};
@@ -240,9 +240,11 @@ impl Unfit<'_> {
             all.push((2, Box::new(move |c| c.batch.micro = micro)));
         }
         for (recompute, shares) in CHECKPOINTS {
-            let set =
-                move |c: &mut Config| (c.recompute, c.partition_checkpoints) = (recompute, shares);
+            let set = move |c: &mut Config| changes::set_recompute(c, recompute, shares);
             all.push((3, Box::new(set)));
+        }
+        if given.activations != Activations::Uniform {
+            all.push((3, Box::new(|c| c.activations = Activations::Uniform)));
         }
         for (tensor, data) in worlds(given, gpus).into_iter().flat_map(grids) {
             all.push((4, Box::new(move |c| (c.parallel.tensor, c.parallel.data) = (tensor, data))));

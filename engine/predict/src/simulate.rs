@@ -178,7 +178,7 @@ pub fn groups(parts: &[CriticalPathPart]) -> Vec<(&'static str, f64)> {
         ("TpComm", _) => 3,
         ("DpComm", "all_reduce" | "reduce_scatter" | "all_gather" | "broadcast") => 4,
         ("Compute" | "DpComm", _) => 2,
-        ("H2d" | "D2h", _) => 5,
+        ("H2d" | "D2h" | "ActivationsUp" | "ActivationsDown", _) => 5,
         ("Host", _) => 6,
         _ => 7,
     };
@@ -407,7 +407,7 @@ pub(crate) fn assumed(config: &Config) -> Vec<String> {
 
 /// Whether the op runs on the host, its links, or the data-parallel links.
 const fn is_offload(p: &SimulatedOp<'_>) -> bool {
-    matches!(p.lane, Lane::Host | Lane::H2d | Lane::D2h | Lane::DpComm)
+    !matches!(p.lane, Lane::Compute | Lane::TpComm)
 }
 
 /// Fraction of the offload's time in which Compute or a tensor-parallel collective runs too.
@@ -433,6 +433,7 @@ mod tests {
             ("DpComm", "all_gather", "data-parallel collectives"),
             ("TpComm", "all_gather", "tensor-parallel collectives"),
             ("D2h", "copy", "copies to and from the host"),
+            ("ActivationsUp", "copy", "copies to and from the host"),
             ("Host", "adam_tile", "work of the host"),
             ("Thread", "gemm", "submission of kernels"),
         ] {

@@ -127,13 +127,15 @@ impl ProofProgram {
         let decoder = &self.decoder;
         decoder.reset_expert_loads(dev);
         decoder.embed(dev, &pass, &tensors);
-        decoder.block_forward(dev, &pass, 0);
+        let mut copies = decoder.activation_copies();
+        decoder.block_forward(dev, &pass, 0, &mut copies);
         let buckets =
             HeadBuckets { final_norm: self.bucket(FinalNorm), head: self.bucket(decoder.head()) };
         let loss = LossTensors { loss: self.loss, scale: self.scale };
         decoder.loss_backward(dev, &pass, &tensors, loss, buckets);
         let (mut input, bucket) = (Event::default(), self.bucket(Block(0)));
-        decoder.block_backward(dev, &pass, 0, bucket, &mut input);
+        decoder.begin_backward(dev, &(0..1), &mut copies);
+        decoder.block_backward(dev, &pass, 0, bucket, &mut input, &mut copies);
         // It completes the gradient of a projection that is the token table.
         if decoder.head() == Embedding {
             decoder.embed_backward(dev, &pass, &tensors, self.bucket(Embedding));

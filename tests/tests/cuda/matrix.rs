@@ -131,7 +131,9 @@ pub(super) fn modes() {
     let two: &[&str] = &[host, "offload.resident_blocks=0", "host_checkpoints=true"];
     no_bit_changes(&with(&together, &[blocks]), &[one, two], &in_process());
     let untied = ["model.family=Llama", "model.tied=false", blocks, "precision=Fp32"];
-    no_bit_changes(&with(&together, &untied), &[two], &RunOptions::default());
+    let tiers: &[&str] = &["activations=Tiers(gpu_blocks: 0, host_blocks: 3)"];
+    let both = with(two, tiers);
+    no_bit_changes(&with(&together, &untied), &[two, tiers, &both], &RunOptions::default());
     let delayed = with(&small, &with(DELAYED, &["train.steps=4", "precision=Fp32"]));
     near(&delayed, &[&[]], &[in_process()], limit("Fp32"));
     no_bit_changes(&delayed, &[PLACES[3], PLACES[4], PIECES[1], &[]], &in_process());

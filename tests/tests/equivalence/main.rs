@@ -12,3 +12,4 @@ mod precision;
 mod reduce;
 mod steps;
 mod streaming;
+mod tiers;

@@ -112,7 +112,7 @@ fn one_column_of_a_matrix_trains_as_many_do() {
 }
 
 /// Config keys and their values. A model has one value of each key, or no key if it is empty.
-const KEYS: [(&str, &[&str]); 27] = [
+const KEYS: [(&str, &[&str]); 28] = [
     ("model.family", &["Gpt2", "Llama"]),
     ("model.layers", &["1", "2"]),
     ("model.hidden", &["1", "2", "3", "4"]),
@@ -140,6 +140,7 @@ const KEYS: [(&str, &[&str]); 27] = [
     ("offload.update", &["", "", "Speculative", "Delayed(after_step: 0)"]),
     ("offload.master", &["", "", "", "Split"]),
     ("optimizer.kind", &["AdamW", "Sgd"]),
+    ("activations", &["", "", "Tiers(gpu_blocks: 1)", "Tiers(host_blocks: 1)"]),
 ];
 
 /// Random config from the numbers of `key`, and its settings; `None` if the config is refused.

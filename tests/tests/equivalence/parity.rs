@@ -62,6 +62,7 @@ fn shape((tp_size, dp_size, sequence): (usize, usize, bool)) -> DecoderShape {
         tp_size,
         sequence,
         recompute: tensor_parallel::Recompute::None,
+        tiers: tensor_parallel::ActivationTiers::NONE,
         partition_checkpoints: false,
         checkpoint_home: tensor_parallel::CheckpointHome::Device,
         checkpoint_slots: 1,

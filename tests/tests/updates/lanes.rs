@@ -5,7 +5,7 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use config::{Config, load};
-use device::Lane::{Compute, DpComm, H2d, Host, TpComm};
+use device::Lane::{ActivationsDown, ActivationsUp, Compute, DpComm, H2d, Host, TpComm};
 use predict::sim::{self, Hardware, SimulatedOp, Timeline};
 use predict::simulate::{hardware, record};
 use std::path::Path;
@@ -182,5 +182,27 @@ fn parameters_that_stay_go_up_before_those_that_are_read_later() {
     for some in [20, 10, 1] {
         let ratio = on_box(&format!("offload.resident_blocks={some}")) / resident;
         assert!(ratio < 1.02, "{some} blocks stay: {ratio}");
+    }
+}
+
+/// Blocks that keep their activations are not computed twice, and the copies of activations run
+/// beside other blocks.
+#[test]
+fn blocks_in_tiers_save_time_and_their_copies_run_beside_computing() {
+    let with = |more: &[&str]| {
+        let base = ["model.layers=12", "offload.resident_blocks=12", "batch.micro=4"];
+        played("llama3-70b-one-gpu.ron", "batch.global=16", &[&base[..], more].concat())
+    };
+    let recomputed = with(&[]);
+    let kept = with(&["activations=Tiers(gpu_blocks: 4)"]);
+    let moved = with(&["activations=Tiers(host_blocks: 4)"]);
+    let [again, kept, on_host] = [&recomputed, &kept, &moved].map(Timeline::step_seconds);
+    assert!(kept < again && on_host < again, "{again}, {kept} on the GPU, {on_host} on the host");
+    let compute = spans(&moved, |p| p.lane == Compute);
+    for lane in [ActivationsUp, ActivationsDown] {
+        let copies = spans(&moved, |p| p.lane == lane);
+        let hidden = seconds(&both(&copies, &compute)) / seconds(&copies);
+        assert!(hidden > 0.5, "{lane:?}: {hidden} of the copies is beside computing");
+        assert!(spans(&recomputed, |p| p.lane == lane).is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! When parameters are updated, and the memory that holds the states.
 
+mod activations;
 mod delayed;
 mod lanes;
 mod memory;

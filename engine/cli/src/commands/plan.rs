@@ -314,10 +314,12 @@ fn step(out: &mut String, report: &Report) {
         si(step.model_flops),
         si(step.hardware_flops * world),
     );
-    for lane in step.lanes.iter().filter(|lane| lane.ops > 0) {
+    let used = || step.lanes.iter().filter(|lane| lane.ops > 0);
+    let width = used().map(|lane| lane.lane.len()).fold(8, usize::max);
+    for lane in used() {
         let (name, ops, noun) = (&lane.lane, lane.ops, of_ops(lane.ops));
         let bytes = format_bytes(lane.bytes);
-        let _ = writeln!(out, "    {name:<8} {ops:>7} {noun:<3}  {bytes}");
+        let _ = writeln!(out, "    {name:<width$} {ops:>7} {noun:<3}  {bytes}");
     }
 }
 

@@ -183,12 +183,16 @@ fn text(config: &Config, report: &SimulationReport) -> String {
         };
     }
     let _ = writeln!(out, "\nlanes of rank 0      busy   of the step");
-    for lane in report.lanes.iter().filter(|lane| lane.ops > 0) {
+    let used = || report.lanes.iter().filter(|lane| lane.ops > 0);
+    let width = used().map(|lane| lane.lane.len()).fold(8, usize::max);
+    for lane in used() {
         let (name, ops, noun) = (&lane.lane, lane.ops, of_ops(lane.ops));
         let (time, share, bytes) =
             (seconds(lane.seconds), 100.0 * lane.share, format_bytes(lane.bytes));
-        let _ =
-            writeln!(out, "  {name:<8} {time:>14}   {share:>5.1} %   {ops:>7} {noun:<3}  {bytes}");
+        let _ = writeln!(
+            out,
+            "  {name:<width$} {time:>14}   {share:>5.1} %   {ops:>7} {noun:<3}  {bytes}"
+        );
     }
     if report.driver_calls > 0 {
         let (time, calls) = (seconds(report.submitting_seconds), report.driver_calls);

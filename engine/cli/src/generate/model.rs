@@ -59,6 +59,7 @@ impl Model {
             tp_size: 1,
             sequence: false,
             recompute: Recompute::Block,
+            tiers: tensor_parallel::ActivationTiers::NONE,
             partition_checkpoints: false,
             checkpoint_home: CheckpointHome::None,
             checkpoint_slots: 1,

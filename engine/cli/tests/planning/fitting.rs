@@ -286,3 +286,21 @@ fn virtual_gpus_are_called_so_and_their_memory_is_a_key() {
     assert!(on.stdout.contains("GPU of ") && !on.stdout.contains("virtual"), "{}", on.stdout);
     folder.onebox(&["plan", "--model", "."]).refused(2, &["--box NAME", "onebox boxes"]);
 }
+
+#[test]
+fn tiers_of_activations_stand_among_pools_and_lanes() {
+    let folder = Folder::new();
+    let configs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+    let config = configs.join("h100-1.3b.ron").display().to_string();
+    let tiers = "activations=Tiers(gpu_blocks: 2, host_blocks: 8)";
+    let sets = ["--set", "recompute=Block", "--set", tiers];
+    let done = folder.onebox(&[&["plan", &config][..], &sets].concat());
+    let pools = ["activation ring", "activation staging", "ActivationsUp", "ActivationsDown"];
+    for part in pools {
+        assert!(done.stdout.contains(part), "no `{part}`: {}{}", done.stdout, done.stderr);
+    }
+    let done = folder.onebox(&[&["simulate", &config, "--no-schedules"][..], &sets].concat());
+    for part in &pools[2..] {
+        assert!(done.stdout.contains(part), "no `{part}`: {}{}", done.stdout, done.stderr);
+    }
+}

@@ -19,7 +19,8 @@ pub struct Op {
     pub file: &'static str,
     /// Line in the source file.
     pub line: u32,
-    /// Name of the lane: `Compute`, `TpComm`, `DpComm`, `H2d`, `D2h` or `Host`.
+    /// Name of the lane: `Compute`, `TpComm`, `DpComm`, `H2d`, `D2h`, `ActivationsUp`,
+    /// `ActivationsDown` or `Host`.
     pub lane: String,
     /// Name of the op: `gemm`, `all_reduce`, `adam_tile`, ...
     pub name: &'static str,

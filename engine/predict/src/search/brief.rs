@@ -76,14 +76,15 @@ impl Brief {
         let exposed = path.iter().filter(|(lane, ..)| !computes(*lane)).map(|(.., s)| s).sum();
         let compute = timeline.busy(0, Lane::Compute);
         // The backward pass costs two forward passes, and one more with recomputation.
-        let passes = if config.recompute == Recompute::Block { 4 } else { 3 };
+        let passes =
+            if config.recompute == Recompute::Block { 4.0 - kept_share(config) } else { 3.0 };
         let busy = compute + timeline.busy(0, Lane::TpComm);
         Self {
             seconds: timeline.step_seconds(),
             exposed,
             host: timeline.busy(0, Lane::Host),
             compute,
-            forward: busy / (passes * built.micro_batches) as f64,
+            forward: busy / (passes * built.micro_batches as f64),
         }
     }
 
@@ -101,6 +102,13 @@ impl Brief {
     pub(super) const fn floor(&self) -> f64 {
         (self.seconds - self.exposed).max(self.compute)
     }
+}
+
+/// Share of the branches of blocks that keep their activations.
+fn kept_share(config: &Config) -> f64 {
+    let kept = [config.activations.attention(), config.activations.mlp()];
+    let blocks: usize = kept.iter().map(|of| of.gpu + of.host).sum();
+    blocks as f64 / (2 * config.model.layers) as f64
 }
 
 /// `config` with larger tiles of the update, if a rank has very many tiles. A model of 70 billion

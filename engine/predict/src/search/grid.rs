@@ -90,11 +90,10 @@ fn memory_choices(of_grid: &Config, one_pass: bool) -> Vec<Config> {
             for &sequence in split {
                 let mut c = of_grid.clone();
                 (c.offload.optimizer, c.offload.accumulate) = (optimizer, accumulate);
-                c.recompute = recompute;
+                let own = c.partition_checkpoints && recompute == Recompute::Block;
+                changes::set_recompute(&mut c, recompute, if on_one { own } else { shares });
                 if !on_one {
-                    (c.parallel.sequence, c.partition_checkpoints) = (sequence, shares);
-                } else if recompute != Recompute::Block {
-                    c.partition_checkpoints = false;
+                    c.parallel.sequence = sequence;
                 }
                 if c.offload.parameters == ParameterPlace::Host {
                     changes::keep_parameters(&mut c);

@@ -1,6 +1,6 @@
 //! Describes a layout.
 
-use config::{Config, Placement, Recompute};
+use config::{Config, KeptBlocks, Placement, Recompute};
 use layout::build::{RankLayout, speculated_share, vertical_width};
 use offload::GradAccumulation;
 use tensor_parallel::Ring;
@@ -14,6 +14,15 @@ pub fn words(config: &Config, built: &RankLayout) -> String {
         Recompute::Block if config.partition_checkpoints => "recompute from shares".into(),
         Recompute::Block => "recompute".into(),
     });
+    for (kept, what) in
+        [(config.activations.attention(), "attention"), (config.activations.mlp(), "the MLP")]
+    {
+        let KeptBlocks { gpu, host } = kept;
+        if gpu + host > 0 {
+            words
+                .push(format!("activations of {what} on GPU for {gpu} blocks, on host for {host}"));
+        }
+    }
     if config.parallel.sequence && config.parallel.tensor > 1 {
         words.push("sequence".into());
     }

@@ -223,7 +223,7 @@ fn copy_share(h: &Hardware, cargo: Cargo) -> f64 {
     match cargo {
         Cargo::Checkpoint => h.gpu.checkpoint_share_2020(),
         Cargo::Gradient if h.gpu.did(Fact::OneCopier) => 1.0 / h.dp_size as f64,
-        Cargo::Gradient | Cargo::Other => 1.0,
+        Cargo::Activation | Cargo::Gradient | Cargo::Other => 1.0,
     }
 }
 

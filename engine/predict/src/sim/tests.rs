@@ -189,10 +189,10 @@ fn random_program(seed: u64) -> Program {
         for step in 1..=2 {
             d.begin_step(step);
             for _ in 0..60 {
-                let lane = Lane::ALL[draw(6) as usize];
+                let lane = Lane::ALL[draw(LANES as u64) as usize];
                 let [on_device, on_host] = tensors[lane as usize][draw(3) as usize];
                 if draw(3) == 0 {
-                    d.follow(lane, Lane::ALL[draw(6) as usize]);
+                    d.follow(lane, Lane::ALL[draw(LANES as u64) as usize]);
                 }
                 let group = [Group::Tp, Group::Dp, Group::World][draw(3) as usize];
                 let op = match lane {
@@ -202,8 +202,8 @@ fn random_program(seed: u64) -> Program {
                         Op::AllReduce { x: on_device, group: Group::Tp, reduce: Reduction::Sum }
                     }
                     Lane::DpComm => Op::ReduceScatter { x: on_device, group: Group::Dp },
-                    Lane::H2d => Op::Copy { src: on_host, dst: on_device },
-                    Lane::D2h => Op::Copy { src: on_device, dst: on_host },
+                    Lane::H2d | Lane::ActivationsUp => Op::Copy { src: on_host, dst: on_device },
+                    Lane::D2h | Lane::ActivationsDown => Op::Copy { src: on_device, dst: on_host },
                     Lane::Host if draw(4) == 0 => {
                         Op::AllReduce { x: on_host, group, reduce: Reduction::Sum }
                     }

@@ -11,7 +11,9 @@ use device::Dtype;
 use layout::build::shape;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tensor_parallel::{Architecture, CheckpointHome, DecoderShape, Recompute};
+use tensor_parallel::{
+    ActivationTiers, Architecture, CheckpointHome, DecoderShape, Recompute, TierCounts,
+};
 
 /// Number of tokens of a sample.
 const T: usize = 12;
@@ -71,6 +73,7 @@ impl Model {
             tp_size: tp,
             sequence,
             recompute,
+            tiers: ActivationTiers::NONE,
             partition_checkpoints: false,
             checkpoint_home: CheckpointHome::Device,
             checkpoint_slots: 1,
@@ -273,6 +276,33 @@ fn ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout() {
             config.data.packing = Packing::Documents;
             let want = ["losses", "norms"].map(|of| fixture.get(&format!("packed.train.{of}")));
             assert_steps(&config, (&from, &data), want, &format!("{model} {sets:?}"));
+        }
+    }
+}
+
+/// Blocks with several documents in a sample keep activations at any place.
+#[test]
+fn tiers_change_no_bit_of_documents_side_by_side() {
+    let one = TierCounts { device: 1, host: 0 };
+    let tiers = [
+        ActivationTiers { attention: one, mlp: TierCounts { device: 0, host: 2 } },
+        ActivationTiers { attention: TierCounts { device: 0, host: 1 }, mlp: one },
+        ActivationTiers { attention: TierCounts::NONE, mlp: one },
+        ActivationTiers { attention: one, mlp: TierCounts::NONE },
+    ];
+    for model in models() {
+        let samples = documents();
+        for layout in LAYOUTS.into_iter().filter(|layout| layout.3 == Recompute::Block) {
+            let shape = model.shape(layout);
+            let want = model.pass(&shape, layout.1, &packed(&samples));
+            for tiers in tiers {
+                let shape = DecoderShape { tiers, ..shape.clone() };
+                let found = model.pass(&shape, layout.1, &packed(&samples));
+                let what = format!("{} {layout:?} {tiers:?}", model.name);
+                assert_eq!(want.logits, found.logits, "{what}");
+                assert_eq!(want.loss.to_bits(), found.loss.to_bits(), "{what}");
+                assert_eq!(want.grads, found.grads, "{what}");
+            }
         }
     }
 }

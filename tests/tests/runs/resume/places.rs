@@ -59,3 +59,28 @@ fn a_run_of_experts_goes_on_at_every_step_and_on_other_ranks() {
         }
     }
 }
+
+#[test]
+fn a_run_goes_on_with_other_tiers_of_activations() {
+    let base = with(BASE, &["model.layers=5", "recompute=Block", "train.steps=6"]);
+    let tiers = [
+        with(&base, &["activations=Tiers(gpu_blocks: 1, host_blocks: 3)"]),
+        with(&base, &["activations=Tiers(host_blocks: 5, host_mlps: 1)"]),
+        with(&base, &["recompute=None"]),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let straight = run(&base, 1, folder.path(), None);
+    for sets in &tiers {
+        for step in [1, 4] {
+            let again = tempfile::tempdir().unwrap();
+            let resumed = run(sets, 1, again.path(), Some(open(folder.path(), step)));
+            assert_goes_on_as(&straight, &resumed, step, &format!("{sets:?} after step {step}"));
+        }
+    }
+    // A run with tiers goes on without them.
+    let folder = tempfile::tempdir().unwrap();
+    assert_goes_on_as(&straight, &run(&tiers[0], 1, folder.path(), None), 0, "with tiers");
+    let again = tempfile::tempdir().unwrap();
+    let resumed = run(&base, 1, again.path(), Some(open(folder.path(), 3)));
+    assert_goes_on_as(&straight, &resumed, 3, "without tiers");
+}
