@@ -27,7 +27,8 @@ pub struct ActivationTiers {
     /// Tiers of the attention branch: normed input, q, k and v, attention's output, and the sum of
     /// the residual stream after it.
     pub attention: TierCounts,
-    /// Tiers of the MLP branch: normed input, and both sides of its activation.
+    /// Tiers of the MLP branch: normed input, and both sides of its activation; of experts also their
+    /// outputs.
     pub mlp: TierCounts,
 }
 

@@ -9,7 +9,7 @@ use layout::build::shape;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use tensor_parallel::{Balance, Decoder, DecoderShape, Recompute};
+use tensor_parallel::{ActivationTiers, Balance, Decoder, DecoderShape, Recompute, TierCounts};
 use tests::compare::{
     Reference, RunDistance, assert_no_bit_changes, assert_same_bits, full, run_sets, run_with,
     with, with_delays,
@@ -29,6 +29,9 @@ const THREE_OF_EIGHT: &[&str] = &[
     "model.experts=(count: 8, per_token: 3, ffn_hidden: 12, normalize: false, balance: HuggingFace(factor: 0.01))",
     "model.vocab=257",
 ];
+
+/// Kinds of layers beside each other: one with a window, and one without rotary positions.
+const KINDS: &[&str] = &["model.layer_pattern=WN", "model.window=5"];
 
 /// Settings of all runs: clipping, accumulation, and evaluations between steps while an update runs.
 const BASE: &[&str] =
@@ -65,7 +68,8 @@ fn experts_on_any_layout_train_as_on_one_rank() {
 
 #[test]
 fn what_only_moves_work_changes_no_bit_of_experts() {
-    let variants: [&[&str]; 11] = [
+    let variants: [&[&str]; 12] = [
+        &["recompute=Block", "activations=Tiers(gpu_blocks: 1, host_blocks: 2, gpu_mlps: 0)"],
         &["offload.update=Serial"],
         &["offload.optimizer=Device"],
         &["offload.optimizer=Split(device_fraction: 0.4)"],
@@ -204,8 +208,8 @@ fn sparse_shape(sparse: &[&str], layout: &[&str]) -> DecoderShape {
 fn the_gradients_of_experts_are_the_slopes_of_the_loss() {
     const STEP: f64 = 1e-4;
     let without_balance = "model.experts.balance=Off";
-    for sparse in [SPARSE, THREE_OF_EIGHT] {
-        let shape = sparse_shape(sparse, &[without_balance]);
+    for (sparse, kinds) in [(SPARSE, &[][..]), (THREE_OF_EIGHT, &[][..]), (THREE_OF_EIGHT, KINDS)] {
+        let shape = sparse_shape(sparse, &with(kinds, &[without_balance]));
         let mut inputs = Inputs::of(&shape, 4);
         let PassResult { grads, .. } = inputs.pass(&shape, 1);
         let mut compared = 0;
@@ -224,7 +228,10 @@ fn the_gradients_of_experts_are_the_slopes_of_the_loss() {
             };
             let slope = (loss_at(STEP) - loss_at(-STEP)) / (2.0 * STEP);
             inputs.params.insert(name.clone(), before);
-            assert!((slope / size - 1.0).abs() < 0.05, "{sparse:?} {name}: {slope} {size}");
+            assert!(
+                (slope / size - 1.0).abs() < 0.05,
+                "{sparse:?} {kinds:?} {name}: {slope} {size}"
+            );
             compared += 1;
         }
         assert!(compared > 12, "{compared} of {} parameters", grads.len());
@@ -258,6 +265,10 @@ fn every_layout_and_recomputation_has_the_gradients_of_one_rank() {
         }
         let again = DecoderShape { recompute: Recompute::Block, ..one.clone() };
         assert_eq!(inputs.pass(&again, 1).grads, expected.grads);
+        let on_host = TierCounts { device: 0, host: 2 };
+        let tiers = ActivationTiers { attention: TierCounts::NONE, mlp: on_host };
+        let moved = DecoderShape { tiers, ..again };
+        assert_eq!(inputs.pass(&moved, 1).grads, expected.grads);
     }
 }
 

@@ -74,6 +74,36 @@ fn tiers_change_no_bit() {
     }
 }
 
+/// Blocks with experts, and blocks with one MLP between them.
+const SPARSE: &[&str] =
+    &[LLAMA, "model.experts=(count: 6, per_token: 2, ffn_hidden: 24, dense_layers: [1, 4])"];
+
+/// The outputs of experts move beside the inputs of their gates. The router's choices always stay.
+#[test]
+fn tiers_of_experts_change_no_bit() {
+    let layouts: [&[&str]; 6] = [
+        &[],
+        &["parallel.tensor=2", "parallel.data=2", "batch.micro=1"],
+        &["parallel.tensor=4", "parallel.sequence=true", "precision=Bf16"],
+        &["offload.first_forward=3", "batch.micro=1", "offload.update=Speculative"],
+        &[STREAMED, NONE_RESIDENT, "batch.micro=1", "host_checkpoints=true"],
+        &["model.experts.balance=Megatron(factor: 0.01)", "precision=Bf16", "batch.micro=1"],
+    ];
+    for (number, layout) in layouts.iter().enumerate() {
+        let base = with(&with(BASE, SPARSE), layout);
+        let recomputed = run_sets(&base);
+        assert!(recomputed.steps.iter().all(|step| step.loss.is_finite()), "{layout:?}");
+        for tiers in [TIERS[1], TIERS[[2, 4, 6][number % 3]]] {
+            let sets = with(&base, &[tiers]);
+            assert_same_bits(&recomputed, &run_sets(&sets), &format!("{sets:?}"));
+            if full() || number == 3 {
+                let ran = run_with(&sets, &with_delays(40));
+                assert_same_bits(&recomputed, &ran, &format!("{sets:?} with delays"));
+            }
+        }
+    }
+}
+
 /// `recompute: None` keeps what the tiers keep, and more.
 #[test]
 fn tiers_give_the_bits_of_kept_activations() {

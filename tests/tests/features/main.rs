@@ -77,12 +77,13 @@ fn each_named_test_exists_and_uses_both_features() {
             assert!(body.contains(word), "{test:?}: the function does not use {word}");
         }
     }
-    // `MODELS` has a model with windows, and a model with layers without rotary positions.
+    // `MODELS` has models with windows, with layers without rotary positions, and with experts.
     let source = root().join("tests/tests/equivalence/llama.rs");
     let source = std::fs::read_to_string(source).unwrap();
     let (_, models) = source.split_once("\nconst MODELS: ").unwrap();
     let (models, _) = models.split_once("];").unwrap();
-    assert!(["qwen3-window", "smollm3"].iter().all(|model| models.contains(model)), "{models}");
+    let wanted = ["\"qwen3-window\"", "\"smollm3\"", "\"qwen3-moe\""];
+    assert!(wanted.iter().all(|model| models.contains(model)), "{models}");
 }
 
 #[test]

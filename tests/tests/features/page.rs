@@ -28,7 +28,7 @@ Rows and columns have the numbers of the features.
 | `l` | the run with both has the losses of the run with exact updates, one step late |
 | `c` | the command gives the same logits from the checkpoint, the weights and the exported folder of the run |
 | `g` | on the stand-in for GPUs, the run with the library is within the error of rounding of the run without it |
-| `t` | a test with values of transformers or PyTorch runs the pair, see below |
+| `t` | a test with values of transformers or PyTorch, or with slopes of the loss, runs the pair, see below |
 | `x` | `config check` refuses the pair, see below |
 | `.` | both are values of one key |
 

@@ -65,7 +65,7 @@ const BF16: RunDistance = RunDistance { loss: 6e-3, norm: 6e-3, weights: 4e-3 };
 const FP8: RunDistance = RunDistance { loss: 2.5e-2, norm: 9e-2, weights: 2.5e-2 };
 
 /// All features. The features with the effect `Library` are the last.
-pub(super) static FEATURES: [Feature; 28] = [
+pub(super) static FEATURES: [Feature; 30] = [
     feature("fp16", &["precision=Fp16"], &["loss_scale.initial=1024.0"], Rounding(FP16)),
     feature("bf16", &["precision=Bf16"], &[], Rounding(BF16)),
     feature("fp8", &["precision=Fp8"], &["model.hidden=64"], Rounding(FP8)),
@@ -75,6 +75,12 @@ pub(super) static FEATURES: [Feature; 28] = [
         "layer kinds",
         &["model.layer_pattern=WNF", "model.window=5"],
         &["model.family=Llama"],
+        Experiment,
+    ),
+    feature(
+        "experts",
+        &["model.experts=(count: 4, per_token: 2, ffn_hidden: 32, dense_layers: [1])"],
+        &["model.family=Llama", "model.qk_norm=true"],
         Experiment,
     ),
     feature("serial update", &["offload.update=Serial"], &[], Place),
@@ -115,6 +121,12 @@ pub(super) static FEATURES: [Feature; 28] = [
         &["recompute=Block", "parallel.tensor=2"],
         Place,
     ),
+    feature(
+        "activation tiers",
+        &["activations=Tiers(gpu_blocks: 1, host_blocks: 1, host_mlps: 2)"],
+        &["recompute=Block"],
+        Place,
+    ),
     feature("generate", &[], &[], Command),
     feature("export", &[], &[], Command),
     feature(CUDNN, &["attention=Cudnn"], &["precision=Bf16"], Library),
@@ -145,11 +157,15 @@ pub(super) const REFUSALS: &[([&str; 2], &str)] = &[
     (["selective recomputation", "host checkpoints"], "no block is recomputed"),
     (["selective recomputation", "partitioned checkpoints"], "no block is recomputed"),
     (["sequence parallelism", "partitioned checkpoints"], "splits the checkpoints"),
+    (["fp8", "experts"], "onebox has no fp8 matmuls of experts"),
+    ([BLOCKING, "activation tiers"], "activations move to the host beside other blocks"),
+    (["selective recomputation", "activation tiers"], "no block is recomputed"),
     (["packed documents", CUDNN], "cuDNN does not compute attention within documents"),
     (["layer kinds", CUDNN], "cuDNN does not compute attention within a window"),
 ];
 
-/// A test of another target, whose expected values are those of transformers or PyTorch.
+/// A test of another target, whose expected values are those of transformers or PyTorch, or slopes
+/// of the loss.
 #[derive(Debug)]
 pub(super) struct NamedTest {
     /// Names of both features.
@@ -162,9 +178,9 @@ pub(super) struct NamedTest {
     pub(super) words: [&'static str; 2],
 }
 
-/// Pairs that tests of other targets cover. `MODELS` there has models with windows, and with layers
-/// without rotary positions.
-pub(super) static TESTS: [NamedTest; 4] = [
+/// Pairs that tests of other targets cover. `MODELS` there has models with windows, with layers
+/// without rotary positions, and with experts.
+pub(super) static TESTS: [NamedTest; 7] = [
     NamedTest {
         pair: ["packed documents", "layer kinds"],
         file: "tests/tests/equivalence/llama/packed.rs",
@@ -176,6 +192,24 @@ pub(super) static TESTS: [NamedTest; 4] = [
         file: "tests/tests/equivalence/llama.rs",
         function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
         words: ["Corpus::of_documents", "MODELS"],
+    },
+    NamedTest {
+        pair: ["packed documents", "experts"],
+        file: "tests/tests/equivalence/llama/packed.rs",
+        function: "ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout",
+        words: ["Packing::Documents", "MODELS"],
+    },
+    NamedTest {
+        pair: ["padded documents", "experts"],
+        file: "tests/tests/equivalence/llama.rs",
+        function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
+        words: ["Corpus::of_documents", "MODELS"],
+    },
+    NamedTest {
+        pair: ["layer kinds", "experts"],
+        file: "tests/tests/equivalence/experts.rs",
+        function: "the_gradients_of_experts_are_the_slopes_of_the_loss",
+        words: ["KINDS", "THREE_OF_EIGHT"],
     },
     NamedTest {
         pair: ["layer kinds", "generate"],

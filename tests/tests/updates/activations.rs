@@ -56,7 +56,8 @@ const TIERS: [&str; 4] = [
 
 #[test]
 fn tiers_need_the_planned_bytes() {
-    for sets in [&[][..], &["offload.first_forward=2"]] {
+    let experts = "model.experts=(count: 4, per_token: 2, ffn_hidden: 16, dense_layers: [3])";
+    for sets in [&[][..], &["offload.first_forward=2"], &["model.family=Llama", experts]] {
         for tiers in TIERS {
             let model = of(&[sets, &[tiers]].concat());
             let planned = model.1.plan.bytes(Arena::Device);
@@ -100,6 +101,24 @@ fn tiers_take_the_bytes_of_their_blocks() {
     assert!(built.plan.carries(Cargo::Activation) && !plain.plan.carries(Cargo::Activation));
     let more = built.host_bytes(&config).staging - plain.host_bytes(&config).staging;
     assert!(more >= moved, "{more} of {moved}");
+}
+
+/// A block with experts moves gate and up of each expert of a token, and the expert's output of C
+/// columns. One MLP moves its gate and up.
+#[test]
+fn experts_in_tiers_take_the_bytes_of_their_choices() {
+    const ROWS: u64 = 4 * 16;
+    let experts = "model.experts=(count: 4, per_token: 2, ffn_hidden: 16, dense_layers: [3])";
+    let family = ["model.family=Llama", "model.ffn_hidden=64", experts];
+    let model = of(&[&family[..], &["activations=Tiers(gpu_mlps: 0, host_mlps: 8)"]].concat());
+    let (of_experts, of_mlp) = (ROWS * 2 * (2 * 16 + 32) * 2, ROWS * 2 * 64 * 2);
+    // The last two of the eight blocks stay in the ring.
+    let moved = bytes(&model, Arena::Pinned, "activation staging");
+    assert_eq!(moved, 5 * of_experts + of_mlp);
+    // Each of the two sets is for a block of either form, and both forms share the statistics of
+    // the norm.
+    let ring = bytes(&model, Arena::Device, "activation ring");
+    assert_eq!(ring, 2 * (of_experts + of_mlp + ROWS * 4));
 }
 
 /// On the host, activations of all blocks fit where the GPU has no room for them.
