@@ -21,11 +21,12 @@ impl Checks<'_> {
         let (activations, recompute) = (self.config.activations, self.config.recompute);
         let refused = activations != Activations::Uniform && recompute != Recompute::Block;
         refused.then(|| Violation {
-            message: "`Tiers` names blocks that are not recomputed, and no block is recomputed"
-                .into(),
+            message:
+                "`activations` is about blocks that are not recomputed, and no block is recomputed"
+                    .into(),
             help: "set `recompute` to `Block`, or leave `activations` out".into(),
             values: vec![
-                ("activations", "names blocks that are not recomputed".into()),
+                ("activations", "excepts blocks from being recomputed".into()),
                 ("recompute", recompute.kept().into()),
             ],
         })

@@ -10,6 +10,8 @@ choice! {
     pub enum Activations {
         /// No blocks: `recompute` decides for all blocks.
         Uniform,
+        /// Numbers of blocks by memory and simulated time. Until they are chosen: no blocks.
+        Auto,
         /// The last blocks keep their activations on the GPU, and some of the other blocks keep
         /// them on the host. The remaining blocks recompute them.
         Tiers["(gpu_blocks: 4, host_blocks: 20)"] {
@@ -50,7 +52,7 @@ impl Activations {
     /// Numbers of blocks that keep the activations of attention.
     pub const fn attention(self) -> KeptBlocks {
         match self {
-            Self::Uniform => KeptBlocks { gpu: 0, host: 0 },
+            Self::Uniform | Self::Auto => KeptBlocks { gpu: 0, host: 0 },
             Self::Tiers { gpu_blocks, host_blocks, .. } => {
                 KeptBlocks { gpu: gpu_blocks, host: host_blocks }
             }
@@ -60,7 +62,7 @@ impl Activations {
     /// Numbers of blocks that keep the activations of the MLP.
     pub const fn mlp(self) -> KeptBlocks {
         match self {
-            Self::Uniform => KeptBlocks { gpu: 0, host: 0 },
+            Self::Uniform | Self::Auto => KeptBlocks { gpu: 0, host: 0 },
             Self::Tiers { gpu_blocks, host_blocks, gpu_mlps, host_mlps } => KeptBlocks {
                 gpu: given_or(gpu_mlps, gpu_blocks),
                 host: given_or(host_mlps, host_blocks),

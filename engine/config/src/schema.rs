@@ -57,8 +57,9 @@ section! {
         recompute: Recompute = choice(KeyDefault::Default(Recompute::None)), resume: Placement;
         /// Only with `recompute: Block`: blocks that keep their activations until the backward pass.
         /// `Uniform`: none. `Tiers`: the last blocks on the GPU, some of the others on the host;
-        /// the remaining blocks recompute them. Blocks that keep activations still recompute the
-        /// outputs of norms and of the MLP's activation, as with `recompute: Selective`.
+        /// the remaining blocks recompute them. `Auto`: the fastest numbers of blocks on a described
+        /// box, otherwise as many on the GPU as fit. Blocks that keep activations still recompute
+        /// the outputs of norms and of the MLP's activation, as with `recompute: Selective`.
         /// `offload.transfer: Blocking` does not allow activations on the host.
         activations: Activations = choice(KeyDefault::Default(Activations::Uniform)), resume: Placement;
         /// The library that computes attention on GPUs. `Own`: onebox's kernels. `Cudnn`: cuDNN 9.10

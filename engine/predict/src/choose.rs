@@ -1,7 +1,8 @@
-//! Replaces `Auto` of `offload.update` and `offload.speculated_fraction`; changes no result bit.
+//! Replaces `Auto` of `activations`, `offload.update` and `offload.speculated_fraction`; changes no
+//! result bit.
 
 use super::plan::{decided, fits};
-use super::search::{AHEAD, Brief, WORTH_AHEAD, largest};
+use super::search::{AHEAD, Brief, WORTH_AHEAD, largest, tiers};
 use super::simulate::{SimulateError, described};
 use config::{
     Config, DeviceConfig, LoadedConfig, Origin, ParameterPlace, Placement, SpeculatedFraction,
@@ -23,24 +24,37 @@ const BACKWARD: f64 = 0.75;
 /// Update mode, speculated share, and the reason.
 type Choice = (UpdateMode, SpeculatedFraction, String);
 
-/// Replaces `Auto` in `loaded`, if it has any, and sets [`LoadedConfig::chosen`] to the reason.
+/// Replaces `Auto` in `loaded`, if it has any, and sets [`LoadedConfig::chosen`] to the reasons. The
+/// tiers of activations are chosen first: speculative updates get the host memory that they leave.
 ///
 /// # Errors
 /// Returns an error if a given share is below the last segment, or if a check of the step fails.
 pub fn choose(loaded: &mut LoadedConfig, machine: &LocalMachine) -> Result<(), SimulateError> {
-    let Some((update, share, why)) = choice(&loaded.config, machine)? else { return Ok(()) };
-    let offload = &mut loaded.config.offload;
-    (offload.update, offload.speculated_fraction) = (update, share);
-    let values =
-        [("offload.update", in_line(&update)), ("offload.speculated_fraction", in_line(&share))];
-    for (key, value) in values {
-        let found = loaded.origins.iter_mut().find(|(name, was, _)| name == key && *was != value);
-        if let Some((_, was, origin)) = found {
-            (*was, *origin) = (value, Origin::Derived("Auto".into()));
-        }
+    let mut reasons = Vec::new();
+    if let Some((activations, why)) = tiers::choice(&loaded.config, machine)? {
+        loaded.config.activations = activations;
+        set_derived(loaded, "activations", in_line(&activations));
+        reasons.push(why);
     }
-    loaded.chosen = Some(why);
+    if let Some((update, share, why)) = choice(&loaded.config, machine)? {
+        let offload = &mut loaded.config.offload;
+        (offload.update, offload.speculated_fraction) = (update, share);
+        set_derived(loaded, "offload.update", in_line(&update));
+        set_derived(loaded, "offload.speculated_fraction", in_line(&share));
+        reasons.push(why);
+    }
+    if !reasons.is_empty() {
+        loaded.chosen = Some(reasons.join("\n"));
+    }
     Ok(())
+}
+
+/// Notes that `Auto` of `key` became `value`.
+fn set_derived(loaded: &mut LoadedConfig, key: &str, value: String) {
+    let found = loaded.origins.iter_mut().find(|(name, was, _)| name == key && *was != value);
+    if let Some((_, was, origin)) = found {
+        (*was, *origin) = (value, Origin::Derived("Auto".into()));
+    }
 }
 
 /// Values for `Auto` in `given` on `machine`; `None` if `given` has no `Auto`.

@@ -7,13 +7,14 @@ mod choices;
 mod grid;
 mod influence;
 mod played;
+pub(crate) mod tiers;
 mod words;
 
 pub(crate) use brief::Brief;
 pub use choices::{AHEAD, WORTH_AHEAD, largest};
 pub use influence::most_influential;
 
-use self::choices::{ScreenedCandidate, with_choices};
+use self::choices::{ScreenedCandidate, with_choices, with_tiers};
 use self::grid::{enumerate, no_layout};
 use self::played::{compare, layout};
 pub use self::words::words;
@@ -76,8 +77,8 @@ pub struct SearchReport {
     pub left_out: usize,
     /// Number of layouts that were simulated with a few micro-batches.
     pub simulated_briefly: usize,
-    /// Number of additional brief simulations of choices (optimizer share, first forward passes,
-    /// speculated share). Only a layout's fastest choice counts.
+    /// Number of additional layouts that are choices of another one (optimizer share, first forward
+    /// passes, speculated share, tiers of activations). Only a layout's fastest choice counts.
     pub choices: usize,
     /// Number of layouts and choices that were simulated in full.
     pub simulated_in_full: usize,
@@ -275,6 +276,9 @@ fn search_form(
     let alternative_numbers: BTreeSet<usize> = alternatives.iter().map(|(c, _)| c.number).collect();
     let stage = progress.begin_steps("simulating changes of the fastest layouts", 0);
     let screened = with_choices(given, screened, alternatives)?;
+    drop(stage);
+    let stage = progress.begin_steps("simulating tiers of activations", 0);
+    let screened = with_tiers(given, screened)?;
     drop(stage);
     let tried: BTreeSet<usize> = screened.iter().map(|(_, c)| c.number).collect();
     let revived = tried.intersection(&alternative_numbers).count();

@@ -17,6 +17,8 @@ fn tiers_of_activations_that_the_run_cannot_have() {
     let expected = ["no block is recomputed", "`recompute` is None by default", "to `Block`"];
     refuses(&[one], "activations", &expected);
     refuses(&[one, "recompute=Selective"], "activations", &["leave `activations` out"]);
+    loaded(LEAST, &["activations=Auto", "recompute=Block"]).unwrap();
+    refuses(&["activations=Auto"], "activations", &["no block is recomputed"]);
     let many = tiers("gpu_blocks: 2, host_blocks: 1");
     let expected =
         ["2 blocks on the GPU and 1 block on the host are 3 blocks", "has 2 blocks", "at most 2"];

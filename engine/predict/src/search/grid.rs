@@ -1,7 +1,7 @@
 //! Enumerates the layouts of a search: grids of ranks, micro-batches, and memory choices.
 
 use crate::changes::{self, CHECKPOINTS, PLACES, divisors, grids};
-use config::{Accumulate, Config, ParameterPlace, Recompute, UpdateMode};
+use config::{Accumulate, Activations, Config, ParameterPlace, Recompute, UpdateMode};
 use layout::LocalMachine;
 use topology::counted;
 
@@ -14,6 +14,9 @@ pub(super) fn enumerate(given: &Config, machine: &LocalMachine, world: usize) ->
             (of_grid.parallel.tensor, of_grid.parallel.data) = (tensor, data);
             (of_grid.batch.micro, of_grid.offload.first_forward) = (micro, 1);
             of_grid.offload.update = plain(given.offload.update);
+            if of_grid.activations == Activations::Auto {
+                of_grid.activations = Activations::Uniform;
+            }
             // The global batch does not change: micro x data divides it.
             let one_pass = micro * data == given.batch.global;
             all.extend(
