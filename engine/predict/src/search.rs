@@ -14,9 +14,10 @@ pub(crate) use brief::Brief;
 pub use choices::{AHEAD, WORTH_AHEAD, largest};
 pub use influence::most_influential;
 
-use self::choices::{ScreenedCandidate, with_choices, with_tiers};
+use self::choices::{ScreenedCandidate, with_choices};
 use self::grid::{enumerate, no_layout};
 use self::played::{compare, layout};
+use self::tiers::with_tiers;
 pub use self::words::words;
 use super::variants::{States, variants};
 use crate::changes::{self, divisors};

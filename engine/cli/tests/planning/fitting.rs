@@ -304,7 +304,8 @@ fn tiers_of_activations_stand_among_pools_and_lanes() {
         assert!(done.stdout.contains(part), "no `{part}`: {}{}", done.stdout, done.stderr);
     }
     // The choice of `Auto` has a reason.
-    let few = ["--set", "model.layers=4", "--set", "recompute=Block", "--set", "activations=Auto"];
+    let few = ["model.layers=4", "offload.optimizer=Device", "recompute=Block", "activations=Auto"];
+    let few: Vec<&str> = few.into_iter().flat_map(|set| ["--set", set]).collect();
     let done = folder.onebox(&[&["plan", &config][..], &few].concat());
     let says = done.stdout.contains("activations: Auto is Tiers(gpu_blocks: ");
     assert!(says && done.stdout.contains("(simulated)"), "{}{}", done.stdout, done.stderr);

@@ -1,14 +1,10 @@
 //! Choices for layouts that wait for the host: optimizer share on the GPUs, first forward passes
-//! together, speculative updates. Only choices that could be reported are simulated. The fastest
-//! layout that recomputes blocks gets tiers of activations.
+//! together, speculative updates. Only choices that could be reported are simulated.
 
-use super::tiers::{self, least_seconds};
 use super::{Brief, Candidate, TOLD, worded};
 use crate::plan::fits;
 use crate::simulate::SimulateError;
-use config::{
-    Accumulate, Activations, Config, Placement, Recompute, SpeculatedFraction, UpdateMode,
-};
+use config::{Accumulate, Config, Placement, Recompute, SpeculatedFraction, UpdateMode};
 use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out, update_mode, vertical_width};
 use offload::GradAccumulation;
@@ -97,30 +93,6 @@ pub(super) fn with_choices(
         screened.extend(tried.into_iter().flatten());
         slowest = slowest_told(&screened);
     }
-}
-
-/// Adds the fastest of the layouts that recompute all blocks again, with tiers of activations, if
-/// these make it faster. A layout that would be slower than the fastest with any tiers is left out.
-pub(super) fn with_tiers(
-    given: &Config,
-    mut screened: Vec<ScreenedCandidate>,
-) -> Result<Vec<ScreenedCandidate>, SimulateError> {
-    let least = screened.iter().map(|(brief, _)| brief.seconds).fold(f64::INFINITY, f64::min);
-    let recomputes = |(_, c): &&ScreenedCandidate| {
-        let Config { recompute, activations, .. } = &c.config;
-        *recompute == Recompute::Block && *activations == Activations::Uniform
-    };
-    let fastest =
-        screened.iter().filter(recomputes).min_by(|(a, _), (b, _)| a.seconds.total_cmp(&b.seconds));
-    let Some((_, plain)) = fastest.filter(|(brief, _)| least_seconds(brief.seconds) < least) else {
-        return Ok(screened);
-    };
-    let (number, machine) = (plain.number, plain.built.machine.clone());
-    if let Some(config) = tiers::faster(&plain.config, &machine)? {
-        let candidate = worded(given, config, &machine, number);
-        screened.push((Brief::of(&candidate.config, &candidate.built)?, candidate));
-    }
-    Ok(screened)
 }
 
 /// Whether the config has no choice yet and the update is on the host.

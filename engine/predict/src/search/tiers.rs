@@ -1,7 +1,8 @@
 //! Chooses the tiers of activations: the numbers of blocks that keep their activations on the GPU
 //! and on the host, by memory and by simulated time. They change no bit of a run.
 
-use super::{Brief, largest};
+use super::choices::{ScreenedCandidate, largest};
+use super::{Brief, worded};
 use crate::plan::fits;
 use crate::simulate::{SimulateError, described};
 use config::{Activations, Config, ParameterPlace, Recompute, in_line};
@@ -162,10 +163,7 @@ fn fastest_of(times: &BTreeMap<BlockNumbers, f64>, known: TimedChoice) -> TimedC
 ///
 /// # Errors
 /// Returns the errors of a simulation.
-pub(crate) fn faster(
-    config: &Config,
-    machine: &LocalMachine,
-) -> Result<Option<Config>, SimulateError> {
+fn faster(config: &Config, machine: &LocalMachine) -> Result<Option<Config>, SimulateError> {
     if config.recompute != Recompute::Block || config.activations != Activations::Uniform {
         return Ok(None);
     }
@@ -178,9 +176,29 @@ fn is_worth([best, recomputed]: &[TimedChoice; 2]) -> bool {
     best.seconds < (1.0 - WORTH) * recomputed.seconds
 }
 
-/// Least seconds of a step with any tiers, if a step takes `seconds` with all blocks recomputed.
-pub(crate) fn least_seconds(seconds: f64) -> f64 {
-    (1.0 - MOST_SAVED) * seconds
+/// Adds the fastest of the layouts that recompute all blocks again, with tiers of activations, if
+/// these make it faster. A layout that would be slower than the fastest with any tiers is left out.
+pub(super) fn with_tiers(
+    given: &Config,
+    mut screened: Vec<ScreenedCandidate>,
+) -> Result<Vec<ScreenedCandidate>, SimulateError> {
+    let least = screened.iter().map(|(brief, _)| brief.seconds).fold(f64::INFINITY, f64::min);
+    let recomputes = |(_, c): &&ScreenedCandidate| {
+        let Config { recompute, activations, .. } = &c.config;
+        *recompute == Recompute::Block && *activations == Activations::Uniform
+    };
+    let fastest =
+        screened.iter().filter(recomputes).min_by(|(a, _), (b, _)| a.seconds.total_cmp(&b.seconds));
+    let Some((_, plain)) = fastest.filter(|(brief, _)| (1.0 - MOST_SAVED) * brief.seconds < least)
+    else {
+        return Ok(screened);
+    };
+    let (number, machine) = (plain.number, plain.built.machine.clone());
+    if let Some(config) = faster(&plain.config, &machine)? {
+        let candidate = worded(given, config, &machine, number);
+        screened.push((Brief::of(&candidate.config, &candidate.built)?, candidate));
+    }
+    Ok(screened)
 }
 
 /// Value for `activations: Auto` in `given` and its reason; `None` if `given` has another value.
@@ -281,17 +299,25 @@ mod tests {
             assert!(is_fast || !fits(&fixed, &lay_out(&fixed, &machine)), "{chosen}: {why}");
         }
         assert!(chosen < 0.995 * seconds(&streamed(&[])), "{why}");
-        assert_eq!(
-            faster(&streamed(&[]), &machine).unwrap().map(|config| config.activations),
-            Some(activations)
-        );
+    }
+
+    #[test]
+    fn a_search_adds_tiers_to_the_fastest_layout_that_recomputes() {
+        let (machine, plain) = (LocalMachine::default(), streamed(&[]));
+        let candidate = worded(&plain, plain.clone(), &machine, 7);
+        let brief = Brief::of(&candidate.config, &candidate.built).unwrap();
+        let all = with_tiers(&plain, vec![(brief, candidate)]).unwrap();
+        let [(before, _), (after, tiers)] = &all[..] else { panic!("{} layouts", all.len()) };
+        assert!(after.seconds < (1.0 - WORTH) * before.seconds);
+        assert!(tiers.config.activations != Activations::Uniform && tiers.number == 7);
+        assert!(fits(&tiers.config, &tiers.built) && tiers.changes > 0);
     }
 
     #[test]
     fn only_blocks_that_are_recomputed_get_tiers() {
         let machine = LocalMachine::default();
         for set in ["recompute=Selective", "activations=Tiers(gpu_blocks: 1)"] {
-            let config = streamed(&[set, "host_checkpoints=false"]);
+            let config = streamed(&[set, "host_checkpoints=false", "offload.first_forward=1"]);
             assert!(faster(&config, &machine).unwrap().is_none(), "{set}");
             assert!(choice(&config, &machine).unwrap().is_none(), "{set}");
         }
