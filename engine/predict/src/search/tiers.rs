@@ -18,7 +18,7 @@ const WORTH: f64 = 0.005;
 /// quarter of the work, and runs twice.
 const MOST_SAVED: f64 = 0.25;
 
-/// The last changes of a number of blocks are at most this share of the blocks: one of this many.
+/// The search ends with changes of one block in this many.
 const FINEST: usize = 16;
 
 /// Numbers of blocks in tiers.
