@@ -29,6 +29,26 @@ pub(crate) struct BlockParams {
     mlp: MlpLayer,
 }
 
+/// Blocks with the same parameters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockForm {
+    /// The first of these blocks.
+    pub(crate) layer: usize,
+    /// Number of these blocks.
+    pub(crate) blocks: usize,
+}
+
+impl DecoderShape {
+    /// The forms of the blocks: blocks of one form have the same parameters.
+    pub(crate) fn block_forms(&self) -> impl Iterator<Item = BlockForm> {
+        [false, true].into_iter().filter_map(move |experts| {
+            let mut all = (0..self.layers).filter(|layer| self.kind(*layer).experts == experts);
+            let layer = all.next()?;
+            Some(BlockForm { layer, blocks: 1 + all.count() })
+        })
+    }
+}
+
 /// Norms of a branch, or their gradients.
 #[derive(Clone, Copy, Debug)]
 struct BranchNorms {
@@ -237,8 +257,8 @@ impl Block {
         self.leave_branch(dev, shape, summed, self.attention_end(x, s, dropout), s.attention.h);
     }
 
-    /// Computes the MLP branch from h, up to its last linear. `routes`: whether a router chooses the
-    /// experts; otherwise its choices are kept from an earlier call.
+    /// Computes the MLP branch from h, up to its last linear. `routes`: whether a router chooses
+    /// the experts; otherwise its choices are kept from an earlier call.
     fn forward_to_mlp(
         &self,
         dev: &Device,

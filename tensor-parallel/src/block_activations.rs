@@ -1,6 +1,6 @@
 //! Activations of a block, and their memory in each tier.
 
-use crate::activation_tiers::Tier;
+use crate::activation_tiers::{ActivationTiers, Tier};
 use crate::attention::AttentionActivations;
 use crate::branch::Scratch;
 use crate::mlp_layer::MlpLayerActivations;
@@ -28,6 +28,16 @@ impl BranchKind {
 }
 
 impl DecoderShape {
+    /// Whether blocks compute the outputs of norms and of the MLP's activation again, if they keep
+    /// other activations. Blocks in tiers do so: copies move fewer bytes.
+    pub(crate) fn recomputes_outputs(&self) -> bool {
+        match self.recompute {
+            Recompute::None => false,
+            Recompute::Selective => true,
+            Recompute::Block => self.tiers != ActivationTiers::NONE,
+        }
+    }
+
     /// The place of the activations of a branch of block `layer`.
     pub(crate) const fn tier(&self, branch: BranchKind, layer: usize) -> Tier {
         let counts = match branch {

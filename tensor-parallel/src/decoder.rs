@@ -5,11 +5,11 @@
 //! between; see the engine's step.
 
 use crate::activation_checkpoints::ActivationCheckpoints;
-use crate::block::{self, Block, BlockParams};
+use crate::block::{self, Block, BlockForm, BlockParams};
 use crate::block_activations::{BlockActivations, SharedActivations};
 use crate::branch::Scratch;
 use crate::embedding::{self, Embedding, OutputGradient};
-use crate::experts::{ExpertLoads, RouterSlot, Routes};
+use crate::experts::{ExpertLoads, RouterSlot};
 use crate::host_activations::{ActivationCopies, HostActivations};
 use crate::kv_cache::{Extension, KvCache, NewTokens};
 use crate::loss::{Head, HeadInputs, LossTensors};
@@ -175,28 +175,10 @@ impl DecoderShape {
         others + blocks.sum::<u64>()
     }
 
-    /// The forms of the blocks: blocks of one form have the same parameters.
-    fn block_forms(&self) -> impl Iterator<Item = BlockForm> {
-        [false, true].into_iter().filter_map(move |experts| {
-            let mut all = (0..self.layers).filter(|layer| self.kind(*layer).experts == experts);
-            let layer = all.next()?;
-            Some(BlockForm { layer, blocks: 1 + all.count() })
-        })
-    }
-
     /// The segment that holds the output projection.
     const fn head(&self) -> SegmentRole {
         if self.architecture.tied { SegmentRole::Embedding } else { SegmentRole::Head }
     }
-}
-
-/// Blocks with the same parameters.
-#[derive(Clone, Copy, Debug)]
-struct BlockForm {
-    /// The first of these blocks.
-    layer: usize,
-    /// Number of these blocks.
-    blocks: usize,
 }
 
 impl Decoder {
@@ -225,23 +207,13 @@ impl Decoder {
         let d_x = d_x.collect();
         let shared = SharedActivations::plan(plan, shape, &scratch);
         let loads = ExpertLoads::plan(plan, shape);
-        let mut expert_layers = 0;
         let ropes = shape.kinds.iter().filter_map(|kind| kind.rope.as_ref());
         let rotary = RotaryTables::plan(plan, ropes, shape.seq_len, shape.head_dim);
         let mut block = |layer: usize| {
             let at = number(shape, SegmentRole::Block(layer));
             let (layout, flat) = (segments[at].clone(), params[at]);
             let saved = shared.of_block(plan, shape, layer, &scratch);
-            let mut router = Vec::new();
-            if let (Some(experts), Some(loads)) = (shape.experts_of(layer), &loads) {
-                router.extend((0..shape.checkpoint_slots).map(|slot| {
-                    let set = if slot == 0 { String::new() } else { format!("set.{slot}.") };
-                    let name = format!("{set}block.{layer}");
-                    let routes = Routes::plan(plan, &name, shape, &experts);
-                    RouterSlot { routes, loads: loads.of_layer(slot, expert_layers) }
-                }));
-                expert_layers += 1;
-            }
+            let router = RouterSlot::of_layer(plan, shape, loads.as_ref(), layer);
             let params = BlockParams::cut(layout.of(flat), shape, layer);
             let table = shape.kind(layer).rope.as_ref().map(|rope| rotary.of(rope));
             Block { layer, params, layout, saved, scratch, router, table }

@@ -87,6 +87,27 @@ pub(crate) struct RouterSlot {
     pub(crate) loads: LayerLoads,
 }
 
+impl RouterSlot {
+    /// Plans the tensors of the router of layer `layer`, by slot. Empty if the layer has no experts.
+    pub(crate) fn of_layer(
+        plan: &mut Plan,
+        shape: &DecoderShape,
+        loads: Option<&ExpertLoads>,
+        layer: usize,
+    ) -> Vec<Self> {
+        let (Some(experts), Some(loads)) = (shape.experts_of(layer), loads) else {
+            return Vec::new();
+        };
+        let index = (0..layer).filter(|other| shape.kind(*other).experts).count();
+        let of_slot = |slot: usize| {
+            let set = if slot == 0 { String::new() } else { format!("set.{slot}.") };
+            let routes = Routes::plan(plan, &format!("{set}block.{layer}"), shape, &experts);
+            Self { routes, loads: loads.of_layer(slot, index) }
+        };
+        (0..shape.checkpoint_slots).map(of_slot).collect()
+    }
+}
+
 /// The experts of a layer in a pass, with their activations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AppliedExperts {

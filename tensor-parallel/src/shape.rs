@@ -292,16 +292,6 @@ impl DecoderShape {
         if self.ring.buffers > 0 { self.checkpoint_slots } else { 1 }
     }
 
-    /// Whether blocks compute the outputs of norms and of the MLP's activation again, if they keep
-    /// other activations. Blocks in tiers do so: copies move fewer bytes.
-    pub(crate) fn recomputes_outputs(&self) -> bool {
-        match self.recompute {
-            Recompute::None => false,
-            Recompute::Selective => true,
-            Recompute::Block => self.tiers != ActivationTiers::NONE,
-        }
-    }
-
     /// The kind of block `layer`.
     pub fn kind(&self, layer: usize) -> &LayerKind {
         &self.kinds[self.layer_kinds[layer]]

@@ -35,14 +35,12 @@ mod verdict;
 mod watchdog;
 
 pub use cudnn::FASTER_ON as CUDNN_ATTENTION_ON;
-pub use gpu_overhead::{
-    ACTIVATION_STREAMS, GpuMemory, GpuOverhead, STREAMS_PER_RANK, connected, look,
-};
+pub use gpu_overhead::{ACTIVATION_STREAMS, GpuOverhead, STREAMS_PER_RANK};
+pub use gpu_overhead::{GpuMemory, connected, look};
 pub use launch::{Program, WIDEST_HEAD};
 pub use libraries::LibraryFile;
 pub use matmul_choices::{MatmulChoices, MatmulSelection, TimedSelection};
-pub use memory::Peers;
-pub use memory::{page_tables, pinned_bytes};
+pub use memory::{Peers, page_tables, pinned_bytes};
 pub use open::{AttentionLibrary, Collectives, CudaOptions, open};
 pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe, try_compiler};
 pub use products::LEAVE_ROOM_SINCE;

@@ -127,9 +127,9 @@ impl TierChoices<'_> {
         Ok(())
     }
 
-    /// The fastest choice and the step that recomputes all blocks. The numbers change by half of the
-    /// blocks at first, and by fewer if no change makes the step faster. `None`: the config does not
-    /// fit if all blocks are recomputed.
+    /// The fastest choice and the step that recomputes all blocks. The numbers change by half of
+    /// the blocks at first, and by fewer if no change makes the step faster. `None`: the config
+    /// does not fit if all blocks are recomputed.
     fn fastest(&self) -> Result<Option<[TimedChoice; 2]>, SimulateError> {
         let layers = self.layers();
         let mut times = BTreeMap::new();
