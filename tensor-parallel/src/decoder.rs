@@ -14,7 +14,8 @@ use crate::loss::{Head, HeadInputs, LossTensors};
 use crate::norm::{AppliedNorm, Norm, NormActivations};
 use crate::params::SegmentLayout;
 use crate::rotary::RotaryTables;
-use crate::shape::{BatchTensors, DecoderShape, ExpertsShape, MicrobatchContext, Recompute, Ring};
+use crate::shape::{BatchTensors, DecoderShape, ExpertsShape, MicrobatchContext, Ring};
+use crate::shared_activations::{BlockForm, SharedActivations};
 use device::{Arena, Device, Error, Event, Lane::Compute, Op, Plan, Tensor};
 
 /// Handles of the model: the same on every rank.
@@ -83,46 +84,6 @@ fn layouts(shape: &DecoderShape, align: usize) -> Vec<SegmentLayout> {
         }));
     }
     all
-}
-
-/// Activations that blocks share with [`Recompute::Block`]: a set for blocks with one MLP, and a set
-/// for blocks with experts. The two sets differ only in the MLP.
-#[derive(Clone, Copy, Debug)]
-struct SharedActivations {
-    dense: Option<BlockActivations>,
-    sparse: Option<BlockActivations>,
-}
-
-impl SharedActivations {
-    /// Plans the sets, if blocks share activations.
-    fn plan(plan: &mut Plan, shape: &DecoderShape, scratch: &Scratch) -> Self {
-        let mut all = Self { dense: None, sparse: None };
-        for BlockForm { layer, .. } in shape.block_forms() {
-            if shape.recompute != Recompute::Block {
-                break;
-            }
-            let experts = shape.experts_of(layer);
-            match (all.dense, experts) {
-                (Some(dense), Some(_)) => {
-                    let sparse = dense.with_own_mlp(plan, shape, "block", scratch, experts);
-                    all.sparse = Some(sparse);
-                }
-                (_, None) => {
-                    all.dense = Some(BlockActivations::plan(plan, shape, "block", scratch, None));
-                }
-                (None, Some(_)) => {
-                    all.sparse =
-                        Some(BlockActivations::plan(plan, shape, "block", scratch, experts));
-                }
-            }
-        }
-        all
-    }
-
-    /// The set of blocks with `experts`, or with one MLP.
-    fn of(&self, experts: Option<ExpertsShape>) -> Option<BlockActivations> {
-        if experts.is_some() { self.sparse } else { self.dense }
-    }
 }
 
 /// Number of a segment.
@@ -210,28 +171,10 @@ impl DecoderShape {
         others + blocks.sum::<u64>()
     }
 
-    /// The forms of the blocks: blocks of one form have the same parameters.
-    fn block_forms(&self) -> impl Iterator<Item = BlockForm> {
-        [false, true].into_iter().filter_map(move |experts| {
-            let mut all = (0..self.layers).filter(|layer| self.kind(*layer).experts == experts);
-            let layer = all.next()?;
-            Some(BlockForm { layer, blocks: 1 + all.count() })
-        })
-    }
-
     /// The segment that holds the output projection.
     const fn head(&self) -> SegmentRole {
         if self.architecture.tied { SegmentRole::Embedding } else { SegmentRole::Head }
     }
-}
-
-/// Blocks with the same parameters.
-#[derive(Clone, Copy, Debug)]
-struct BlockForm {
-    /// The first of these blocks.
-    layer: usize,
-    /// Number of these blocks.
-    blocks: usize,
 }
 
 impl Decoder {

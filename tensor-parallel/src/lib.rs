@@ -33,6 +33,7 @@ mod branch;
 mod decoder;
 mod embedding;
 mod experts;
+mod experts_scratch;
 mod kv_cache;
 mod linear;
 mod loss;
@@ -43,6 +44,7 @@ mod params;
 mod region;
 mod rotary;
 mod shape;
+mod shared_activations;
 
 pub use decoder::{Decoder, HeadBuckets, SegmentRole};
 pub use kv_cache::{KvCache, NewTokens};
