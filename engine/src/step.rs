@@ -147,7 +147,9 @@ impl Trainer {
                 self.backward(dev, step, slots);
             }
         }
-        self.fetch_expert_loads(dev);
+        if let Some((src, dst)) = self.decoder.expert_loads().zip(self.expert_loads_host) {
+            Self::fetch_sum(dev, src, dst);
+        }
         self.fetch_losses(dev, 0..micro_batches);
     }
 
@@ -275,12 +277,16 @@ impl Trainer {
         self.publish_delayed(dev, norm);
     }
 
-    /// Queues the copy of the experts' loads to the host, and their sum over the data-parallel
-    /// ranks, if the model has experts.
-    fn fetch_expert_loads(&self, dev: &Device) {
-        let Some((src, dst)) = self.decoder.expert_loads().zip(self.expert_loads_host) else {
-            return;
-        };
+    /// Queues the copy of losses to the host, and their sum over the data-parallel ranks. The
+    /// result is complete after `losses_on_host`.
+    fn fetch_losses(&mut self, dev: &Device, range: Range<usize>) {
+        Self::fetch_sum(dev, self.losses.slice(range.clone()), self.losses_host.slice(range));
+        self.losses_on_host = dev.record(Host);
+    }
+
+    /// Queues the copy of `src` on the device to `dst` on the host, and the sum of `dst` over the
+    /// data-parallel ranks in rank order.
+    fn fetch_sum(dev: &Device, src: Tensor, dst: Tensor) {
         let [src, dst] = [src, dst].map(|t| t.reshape(1, t.len()));
         dev.follow(D2h, Compute);
         dev.submit(D2h, Op::Copy { src, dst });
@@ -288,18 +294,5 @@ impl Trainer {
         if dev.rank().dp_size > 1 {
             dev.submit(Host, Op::AllReduce { x: dst, group: Group::Dp, reduce: Reduction::Sum });
         }
-    }
-
-    /// Queues the copy of losses to the host, and their sum over the data-parallel ranks in rank
-    /// order. The result is complete after `losses_on_host`.
-    fn fetch_losses(&mut self, dev: &Device, range: Range<usize>) {
-        let (src, dst) = (self.losses.slice(range.clone()), self.losses_host.slice(range));
-        dev.follow(D2h, Compute);
-        dev.submit(D2h, Op::Copy { src, dst });
-        dev.follow(Host, D2h);
-        if dev.rank().dp_size > 1 {
-            dev.submit(Host, Op::AllReduce { x: dst, group: Group::Dp, reduce: Reduction::Sum });
-        }
-        self.losses_on_host = dev.record(Host);
     }
 }

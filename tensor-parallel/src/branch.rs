@@ -1,6 +1,6 @@
 //! Buffers that the two branches of a block share.
 
-use crate::experts::ExpertsScratch;
+use crate::experts_scratch::ExpertsScratch;
 use crate::linear::Fp8Operands;
 use crate::region::Region;
 use crate::shape::{DecoderShape, QkNorm};

@@ -6,6 +6,7 @@
 //! pass: no recomputation routes again.
 
 use crate::branch::{Branch, Scratch};
+use crate::experts_scratch::ExpertsScratch;
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
 use crate::shape::{Balance, DecoderShape, ExpertsShape};
 use device::{
@@ -38,18 +39,6 @@ pub(crate) struct ExpertsActivations {
     pre: Tensor, // (R, 2I/t): gate, then up
     act: Tensor, // (R, I/t)
     y: Tensor,   // (R, C): this rank's part of the experts' outputs
-}
-
-/// Transients of a layer's experts; all layers share them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ExpertsScratch {
-    sorted: Tensor,           // (R, C): input of the experts
-    d_act: Tensor,            // (R, I/t)
-    d_weights: Tensor,        // (B T, k) F32
-    d_logits: Option<Tensor>, // (B T, E), if the model's type is not F32
-    sort: Tensor,             // (1, n) I32: histograms of the sort
-    /// (R, I/t): the activation, if the backward pass computes it again.
-    act: Option<Tensor>,
 }
 
 /// Counts of the tokens that chose each expert, F64, and the gradients of the balance loss.
@@ -243,40 +232,6 @@ impl ExpertsActivations {
     fn first(self, pairs: usize) -> Self {
         let Self { pre, act, y } = self;
         Self { pre: pre.rows(0..pairs), act: act.rows(0..pairs), y: y.rows(0..pairs) }
-    }
-}
-
-impl ExpertsScratch {
-    pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape, experts: &ExpertsShape) -> Self {
-        let (tokens, pairs) = (shape.tokens(), shape.pairs(experts));
-        let inner = experts.ffn_hidden / shape.tp_size;
-        let mut one = |name: &str, dtype, size| {
-            plan.tensor((Arena::Device, "transients"), format!("moe.{name}"), dtype, size)
-        };
-        let histograms = (1, expert_sort_scratch(pairs, experts.count));
-        Self {
-            sorted: one("sorted", shape.dtype, (pairs, shape.hidden)),
-            d_act: one("d_act", shape.dtype, (pairs, inner)),
-            d_weights: one("d_weights", Dtype::F32, (tokens, experts.per_token)),
-            d_logits: (shape.dtype != Dtype::F32)
-                .then(|| one("d_logits", shape.dtype, (tokens, experts.count))),
-            sort: one("sort", Dtype::I32, histograms),
-            act: shape
-                .recomputes_outputs()
-                .then(|| one(shape.activation(), shape.dtype, (pairs, inner))),
-        }
-    }
-
-    /// The transients for the first `rows` tokens, which have `pairs` experts.
-    fn first(self, rows: usize, pairs: usize) -> Self {
-        Self {
-            sorted: self.sorted.rows(0..pairs),
-            d_act: self.d_act.rows(0..pairs),
-            d_weights: self.d_weights.rows(0..rows),
-            d_logits: self.d_logits.map(|d_logits| d_logits.rows(0..rows)),
-            sort: self.sort,
-            act: self.act.map(|act| act.rows(0..pairs)),
-        }
     }
 }
 

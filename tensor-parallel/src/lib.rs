@@ -37,6 +37,7 @@ mod branch;
 mod decoder;
 mod embedding;
 mod experts;
+mod experts_scratch;
 mod host_activations;
 mod kv_cache;
 mod linear;

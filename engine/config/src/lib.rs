@@ -21,6 +21,7 @@ mod data_rules;
 mod declare;
 mod device;
 mod era;
+mod expert_rules;
 mod experts;
 mod file;
 mod find_box;

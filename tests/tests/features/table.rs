@@ -58,11 +58,11 @@ const BASE: &[&str] = &[
 /// Largest effect of the order of fp32 sums. Measured over all pairs: 6e-8, 8e-8 and 2e-7.
 pub(super) const FP32: RunDistance = RunDistance { loss: 5e-7, norm: 1e-6, weights: 2e-6 };
 /// Largest effects of fewer bits. Measured over all pairs in fp16: 2.1e-4, 2e-4 and 1.5e-4; in
-/// bf16: 1.7e-3, 1.5e-3 and 1.2e-3; in fp8: 1.2e-2, 3e-2 and 1e-2. The effect of the layer kinds is
-/// larger: 3e-2 in the loss, and 3.2e-2 in the weights.
+/// bf16: 2.1e-3, 1.5e-3 and 1.2e-3; in fp8: 2.5e-2, 3e-2 and 1e-2. The layer kinds change the loss
+/// by 3e-2 and the weights by 3.2e-2.
 const FP16: RunDistance = RunDistance { loss: 1e-3, norm: 1e-3, weights: 5e-4 };
 const BF16: RunDistance = RunDistance { loss: 6e-3, norm: 6e-3, weights: 4e-3 };
-const FP8: RunDistance = RunDistance { loss: 2.5e-2, norm: 9e-2, weights: 2.5e-2 };
+const FP8: RunDistance = RunDistance { loss: 3e-2, norm: 9e-2, weights: 2.5e-2 };
 
 /// All features. The features with the effect `Library` are the last.
 pub(super) static FEATURES: [Feature; 30] = [
@@ -135,7 +135,7 @@ pub(super) static FEATURES: [Feature; 30] = [
 
 pub(super) const PACKED: &str = "data.packing=Documents";
 pub(super) const PADDED: &str = "data.packing=None";
-const DELAYED: &str = "delayed update";
+pub(super) const DELAYED: &str = "delayed update";
 const ON_GPUS: &str = "optimizer on GPUs";
 const BLOCKING: &str = "blocking transfers";
 pub(super) const CUDNN: &str = "cuDNN attention";

@@ -26,10 +26,10 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             update(workers, values(m, x)?, values_mut(m, into)?, |into, x| into + x);
         }
         Op::Cast { x, y } if x.dtype() == y.dtype() => workers.copy(m.read(x), m.write(y)),
-        Op::Cast { x, y } => match (values(m, x), y.dtype().is_value()) {
-            (Ok(x), true) => map(workers, x, values_mut(m, y)?, |x| x),
-            _ => cast(m.read(x), &mut m.write(y)),
-        },
+        Op::Cast { x, y } if x.dtype().is_value() && y.dtype().is_value() => {
+            map(workers, values(m, x)?, values_mut(m, y)?, |x| x);
+        }
+        Op::Cast { x, y } => cast(m.read(x), &mut m.write(y)),
         Op::Zero { x } => m.write(x).zero(),
         Op::ColumnSum { x, y } => {
             return column_sum(workers, values(m, x)?, values_mut(m, y)?, x.shape().0, x.shape().1);

@@ -358,7 +358,8 @@ fn a_ctrl_c_ends_texts_in_json_with_an_object_for_each_prompt() {
     for (i, text) in texts.iter().enumerate() {
         assert_eq!((&text["prompt"], &text["end"]), (&"the box".into(), &"interrupted".into()));
         assert_eq!(count(text) > 0, i < 16, "{text}");
-        assert_eq!(text["text"].as_str().unwrap().is_empty(), i == 16, "{text}");
+        // A token may be a part of a letter, so a text of few tokens may be empty.
+        assert!(i < 16 || text["text"].as_str().unwrap().is_empty(), "{text}");
     }
     // The tokens are the first ones of the whole text.
     let first = count(&texts[0]).to_string();

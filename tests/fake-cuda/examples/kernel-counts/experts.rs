@@ -86,8 +86,9 @@ impl ExpertSizes {
         form: GroupedForm,
         value: Dtype,
         tokens: usize,
-        (n, k): (usize, usize),
+        shape: (usize, usize),
     ) -> Case {
+        let (n, k) = shape;
         let each = tokens * self.per_token / self.count;
         let make = move |t: &mut Tensors, count: usize| {
             let rows = each * count;

@@ -186,7 +186,8 @@ fn logits_loss_and_gradients_of_documents_side_by_side_are_those_of_each_alone()
                 let want = &want_grads[&name];
                 let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
                 let (difference, most) = (worst(&grad, want), 5e-6 * size);
-                assert!(difference < most, "{run}: {name} is {difference:e} apart of {size:e}");
+                // An expert without tokens has no gradient.
+                assert!(difference <= most, "{run}: {name} is {difference:e} apart of {size:e}");
             }
         }
     }

@@ -102,7 +102,8 @@ fn an_export_has_the_form_of_the_experts_of_the_folder() {
         let resume = ["train", "a.ron", "-q", "--run-dir", "run", "--resume"];
         folder.onebox(&[&resume[..], &more].concat()).ok();
         exported("run", "again");
-        folder.onebox(&["checkpoint", "import", "m", "imported", "a.ron"]).ok();
+        let import = ["checkpoint", "import", "m", "imported", "a.ron"];
+        folder.onebox(&[&import[..], &["--set", "model.seq_len=24"]].concat()).ok();
         exported("imported", "back");
         let (came, back) = (
             fs::read(folder.path("m/model.safetensors")).unwrap(),
