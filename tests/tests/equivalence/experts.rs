@@ -47,8 +47,10 @@ const FP32: RunDistance = RunDistance { loss: 5e-6, norm: 1e-5, weights: 1e-4 };
 
 #[test]
 fn experts_on_any_layout_train_as_on_one_rank() {
-    for sparse in [SPARSE, THREE_OF_EIGHT] {
-        for rule in ["optimizer.kind=AdamW", "optimizer.kind=Sgd"] {
+    let rules = ["optimizer.kind=AdamW", "optimizer.kind=Sgd"];
+    for (i, sparse) in [SPARSE, THREE_OF_EIGHT].into_iter().enumerate() {
+        // The quick selection takes one rule for each model.
+        for (_, rule) in rules.into_iter().enumerate().filter(|(j, _)| full() || i == *j) {
             let lr = if rule.ends_with("Sgd") { "optimizer.lr=0.3" } else { "optimizer.lr=3e-3" };
             let base = with(&with(BASE, sparse), &[rule, lr, "optimizer.eps=1e-6"]);
             let reference = Reference::new(&base);
