@@ -84,7 +84,11 @@ fn what_only_moves_work_changes_no_bit_of_experts() {
     for (number, layout) in LAYOUTS.iter().enumerate() {
         let sparse = if number % 2 == 0 { SPARSE } else { THREE_OF_EIGHT };
         let base = with(&with(BASE, sparse), layout);
-        assert_no_bit_changes(&base, &variants);
+        // The quick selection takes half of the variants on each layout, and each one on two layouts.
+        let selected = |k: &usize| full() || (number + k).is_multiple_of(2);
+        let some: Vec<&[&str]> =
+            (0..variants.len()).filter(selected).map(|k| variants[k]).collect();
+        assert_no_bit_changes(&base, &some);
         if full() || number == 0 {
             let sets = with(&base, &["recompute=Block", "offload.parameters=Host"]);
             assert_same_bits(&run_sets(&base), &run_with(&sets, &with_delays(40)), "delays");
