@@ -9,7 +9,7 @@ use files::held::LockedRunDir;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// fp32 parameters by global name.
@@ -165,12 +165,25 @@ pub fn assert_same_bits(base: &RunRecord, other: &RunRecord, what: &str) {
     assert_eq!(base.bits(), other.bits(), "{what}");
 }
 
-/// Asserts that each of `variants`, set on top of `base`, trains to the bits of `base`.
+/// The run with `sets`, made once for all tests of a program.
+fn reference_run(sets: &[&str]) -> RunRecord {
+    type RunCache = Mutex<BTreeMap<Vec<String>, Arc<OnceLock<RunRecord>>>>;
+    static RUNS: RunCache = Mutex::new(BTreeMap::new());
+    let key: Vec<String> = sets.iter().map(ToString::to_string).collect();
+    let mut runs = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
+    let run = Arc::clone(runs.entry(key).or_default());
+    // Other tests need the map while this run is made.
+    drop(runs);
+    run.get_or_init(|| run_sets(sets)).clone()
+}
+
+/// Asserts that each of `variants`, set on top of `base`, trains to the bits of `base`. A variant
+/// without settings is `base` again.
 ///
 /// # Panics
 /// If one variant does not.
 pub fn assert_no_bit_changes(base: &[&str], variants: &[&[&str]]) {
-    let reference = run_sets(base);
+    let reference = reference_run(base);
     assert!(reference.steps.iter().all(|s| s.loss.is_finite()), "{base:?}");
     for variant in variants {
         let ran = run_sets(&with(base, variant));

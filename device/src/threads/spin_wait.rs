@@ -6,14 +6,18 @@ use std::time::{Duration, Instant};
 
 /// Number of polls between two reads of the clock.
 const LOOKS: usize = 64;
+/// Number of polls of a thread that has no time to poll: the awaited thread may need its core.
+const FEW_LOOKS: usize = 4;
 /// Time for which a thread polls for a rank. Waking a sleeping thread needs about the same time.
 const MOMENT: Duration = Duration::from_micros(20);
 
-/// Calls `find` until it returns a value, for a `moment` and at least [`LOOKS`] times; then `None`.
+/// Calls `find` until it returns a value, for a `moment` and at least [`LOOKS`] times, or
+/// [`FEW_LOOKS`] times if the moment is zero; then `None`.
 pub(crate) fn spin_for<T>(moment: Duration, mut find: impl FnMut() -> Option<T>) -> Option<T> {
+    let looks = if moment.is_zero() { FEW_LOOKS } else { LOOKS };
     let began = Instant::now();
     loop {
-        for _ in 0..LOOKS {
+        for _ in 0..looks {
             let found = find();
             if found.is_some() {
                 return found;
@@ -50,7 +54,7 @@ mod tests {
             looks += 1;
             None::<()>
         });
-        assert_eq!((nothing, looks), (None, LOOKS));
+        assert_eq!((nothing, looks), (None, FEW_LOOKS));
         assert_eq!(spin_for(MOMENT, || None::<()>), None);
         let mut looks = 0..;
         let third = || looks.next().filter(|look| *look == 2);

@@ -17,10 +17,6 @@ namespace emulator {
 
 namespace {
 
-constexpr unsigned MOST_THREADS = 1024;
-// Bytes of all stacks, which can begin at a multiple of their size.
-constexpr size_t MEMORY = STACK * (MOST_THREADS + 1);
-
 #if defined(__x86_64__)
 
 extern "C" void onebox_emulator_switch(void** save, void* load);
@@ -90,8 +86,7 @@ struct Scheduler : Current {
   Context home;
   std::vector<Context> fibers;
   std::vector<unsigned> free_fibers;
-  void* memory = nullptr;  // of all stacks
-  unsigned char* stacks = nullptr;
+  unsigned char* region = nullptr;  // of all stacks
   Thread threads[MOST_THREADS];
   unsigned count = 0;    // of the block
   unsigned running = 0;  // thread
@@ -101,10 +96,9 @@ struct Scheduler : Current {
   void** args = nullptr;
   std::vector<unsigned char> places, shared_bytes;
 
-  ~Scheduler() {
-    if (memory) munmap(memory, MEMORY);
-  }
+  ~Scheduler();
 
+  unsigned char* stack(unsigned number) { return region + REGION_HEAD + STACK * number; }
   unsigned take_fiber();
   void start(unsigned number);
   void wait(State at);
@@ -141,19 +135,40 @@ void Scheduler::start(unsigned number) {
   parity = 0;
 }
 
+// New memory for stacks, which begins at a multiple of its size.
+unsigned char* map_region() {
+  void* memory = mmap(nullptr, 2 * REGION, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) abort();
+  auto begin = static_cast<unsigned char*>(memory);
+  size_t before = -reinterpret_cast<uintptr_t>(begin) & (REGION - 1);
+  if (before > 0) munmap(begin, before);
+  munmap(begin + before + REGION, REGION - before);
+  return begin + before;
+}
+
+// The lowest word of a stack is zero until a thread uses the whole stack.
+Scheduler::~Scheduler() {
+  for (unsigned number = 0; number < fibers.size(); number++) {
+    uint64_t lowest;
+    memcpy(&lowest, stack(number), sizeof(lowest));
+    if (lowest != 0) {
+      fprintf(stderr, "emulated kernels: a thread has used the whole stack of %zu bytes\n", STACK);
+      abort();
+    }
+  }
+  if (region) munmap(region, REGION);
+}
+
 unsigned Scheduler::take_fiber() {
   if (free_fibers.empty()) {
     unsigned number = fibers.size();
-    if (!stacks) {
-      memory = mmap(nullptr, MEMORY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (memory == MAP_FAILED) abort();
-      stacks = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(memory) + STACK - 1) & ~(STACK - 1));
+    if (!region) {
+      region = map_region();
+      *reinterpret_cast<Current**>(region) = this;
       fibers.reserve(MOST_THREADS);  // contexts stay where they are
     }
     fibers.emplace_back();
-    unsigned char* stack = stacks + STACK * number;
-    *reinterpret_cast<Current**>(stack) = this;
-    fibers[number].prepare(stack, fiber_main);
+    fibers[number].prepare(stack(number), fiber_main);
     return number;
   }
   unsigned number = free_fibers.back();

@@ -26,17 +26,24 @@ struct Current {
   unsigned char* dynamic_shared;
 };
 
-// A thread runs on a stack of this size that begins at a multiple of it, where the address of the state is. So the state
-// is found without a call, which a variable of a thread of the process costs in a library that is opened late.
-constexpr size_t STACK = 128 * 1024;
+constexpr unsigned MOST_THREADS = 1024;
+// Bytes of the stack of a thread: an odd number of cache lines. With a power of two, the tops of all stacks would compete
+// for the same few places of each cache, and each switch to another thread would wait for memory.
+constexpr size_t STACK = 1807 * 64;
+// All stacks of a scheduler lie in one region of this size, at a multiple of it. The region begins with the address of the
+// state. So the state is found without a call, which a variable of a thread of the process costs in a library that is
+// opened late.
+constexpr size_t REGION = size_t{1} << 27;
+constexpr size_t REGION_HEAD = 64;
+static_assert(REGION_HEAD + STACK * MOST_THREADS <= REGION, "room for all stacks");
 inline Current& current() {
-  return **reinterpret_cast<Current**>(reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) & ~(STACK - 1));
+  return **reinterpret_cast<Current**>(reinterpret_cast<uintptr_t>(__builtin_frame_address(0)) & ~(REGION - 1));
 }
 
 void block_barrier();
 void warp_barrier();
 // Through which the lanes of this warp hand values over in a warp operation: 32 places of PLACE bytes.
-constexpr size_t PLACE = 32;
+constexpr size_t PLACE = 48;
 unsigned char* exchange(unsigned parity);
 
 // Every lane gives `value`; the result says what a lane gave, until the warp operation after the next.
@@ -61,21 +68,37 @@ inline void ldmatrix(uint32_t (&x)[4], const uint16_t* row, bool transposed) {
   }
 }
 
+// The two 16-bit elements of each word, as fp32. A lane converts its own share: that is one conversion for each element,
+// not one for each product.
+template <size_t WORDS, class F>
+void widen_words(float (&to)[2 * WORDS], const uint32_t (&words)[WORDS], F widen) {
+  for (size_t i = 0; i < WORDS; i++) {
+    to[2 * i] = widen(static_cast<uint16_t>(words[i]));
+    to[2 * i + 1] = widen(static_cast<uint16_t>(words[i] >> 16));
+  }
+}
+
 // d (16, 8) += a (16, 16) b (16, 8), with the lanes' shares that mma.m16n8k16 has.
 template <class F>
 void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, F widen) {
   struct Share {
-    uint32_t a[4], b[2];
+    float a[8], b[4];
   };
   unsigned lane = current().thread.x % 32;
-  auto shares = hand_over(Share{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  Share own;
+  widen_words(own.a, a, widen);
+  const uint32_t b[2] = {b0, b1};
+  widen_words(own.b, b, widen);
+  auto shares = hand_over(own);
   for (unsigned pair = 0; pair < 8; pair++) {  // of k
-    const Share &upper = shares(lane / 4 * 4 + pair % 4), &left = shares(lane % 4 * 8 + pair % 4),
-                &right = shares(lane % 4 * 8 + 4 + pair % 4);
-    uint32_t x[2] = {upper.a[pair / 4 * 2], upper.a[pair / 4 * 2 + 1]}, y[2] = {left.b[pair / 4], right.b[pair / 4]};
-    for (unsigned e = 0; e < 4; e++) {
-      d[e] += widen(static_cast<uint16_t>(x[e / 2])) * widen(static_cast<uint16_t>(y[e % 2]));
-      d[e] += widen(static_cast<uint16_t>(x[e / 2] >> 16)) * widen(static_cast<uint16_t>(y[e % 2] >> 16));
+    const float* upper = shares(lane / 4 * 4 + pair % 4).a + pair / 4 * 4;  // two of row lane / 4, two of row lane / 4 + 8
+    const float* left = shares(lane % 4 * 8 + pair % 4).b + pair / 4 * 2;
+    const float* right = shares(lane % 4 * 8 + 4 + pair % 4).b + pair / 4 * 2;
+    for (unsigned k = 0; k < 2; k++) {
+      d[0] += upper[k] * left[k];
+      d[1] += upper[k] * right[k];
+      d[2] += upper[2 + k] * left[k];
+      d[3] += upper[2 + k] * right[k];
     }
   }
 }
@@ -85,19 +108,21 @@ void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, 
 template <class F>
 void mma_884(float (&left)[4], float (&right)[4], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1, bool rows, F widen) {
   struct Share {
-    uint32_t a[2], b[2];
+    float a[4], b[4];
   };
   unsigned lane = current().thread.x % 32, group = lane & 12;
-  auto shares = hand_over(Share{{a0, a1}, {b0, b1}});
-  auto element = [&](const uint32_t (&x)[2], unsigned i) { return widen(static_cast<uint16_t>(x[i / 2] >> (i % 2 * 16))); };
+  Share own;
+  const uint32_t a[2] = {a0, a1}, b[2] = {b0, b1};
+  widen_words(own.a, a, widen);
+  widen_words(own.b, b, widen);
+  auto shares = hand_over(own);
   for (unsigned i = 0; i < 8; i++) {
     unsigned row = (lane & 1) + (i & 2) + (lane & 16) / 4, col = (lane & 2) + (i & 1) + (i & 4);
     float& d = i < 4 ? left[i] : right[i - 4];
+    const Share& of_row = shares(group + row % 4 + row / 4 * 16);
     for (unsigned k = 0; k < 4; k++) {
-      float x = element(shares(group + row % 4 + row / 4 * 16).a, k);
-      float y = rows ? element(shares(group + k + col / 4 * 16).b, col % 4)
-                     : element(shares(group + col % 4 + col / 4 * 16).b, k);
-      d += x * y;
+      float y = rows ? shares(group + k + col / 4 * 16).b[col % 4] : shares(group + col % 4 + col / 4 * 16).b[k];
+      d += of_row.a[k] * y;
     }
   }
 }

@@ -43,7 +43,9 @@ fn trained((config, built): &(Config, RankLayout)) -> Result<RunRecord, Box<RunE
 /// asserts that one more block does not fit.
 fn largest(placement: &str) -> u64 {
     let fits = |layers: &usize| of(placement, *layers).1.plan.bytes(Arena::Device) <= LIMIT;
-    let layers = (1..1000).take_while(fits).last().expect("not even one block");
+    let counts: Vec<usize> = (1..256).collect();
+    let layers = counts.partition_point(fits);
+    assert!((1..counts.len()).contains(&layers), "{placement}: {layers} blocks");
     let model = of(placement, layers);
     let ran = trained(&model).unwrap_or_else(|e| panic!("{placement} {layers}: {e}"));
     assert!(ran.outcome.complete && ran.steps.len() == 2 && !ran.steps.iter().any(|s| s.skipped));

@@ -166,11 +166,12 @@ fn the_example_of_every_box_is_simulated_and_agrees_with_the_plan() {
         let own = path.file_name().unwrap().to_string_lossy().into_owned();
         let named = arguments.iter().any(|a| a.ends_with(&own)) || own == "dgx2.ron";
         assert!(named, "{own}: {arguments:?}");
-        // The example fits without changes; a few of its micro-batches are enough for this check.
+        // The example fits without changes; the first, a middle and the last micro-batch are enough
+        // for this check.
         let plan = json(&folder, "plan", &arguments);
         let number = |value: &Value| value.as_u64().unwrap();
         let samples = number(&plan["step"]["tokens"]) / 1024;
-        let few = number(&plan["micro_batches"]).min(5);
+        let few = number(&plan["micro_batches"]).min(3);
         let few = samples / number(&plan["micro_batches"]) * few;
         let sets = ["--set".to_owned(), format!("batch.global={few}")];
         agree(&folder, &[arguments, sets.into()].concat());
