@@ -162,8 +162,16 @@ impl Handles {
         gpt.write_constants(&dev).expect("constants are written");
         self.write(given, &dev);
         let starts = given.starts.map(|_| self.starts);
-        let pass =
-            MicrobatchContext { dropout_key: 0, first_token: 0, training: true, starts, slot: 0 };
+        let counted = given.targets.iter().filter(|target| **target >= 0.0).count();
+        let pass = MicrobatchContext {
+            dropout_key: 0,
+            first_token: 0,
+            training: true,
+            starts,
+            targets: batch.targets,
+            counted_share: counted as f64 / given.targets.len() as f64,
+            slot: 0,
+        };
         let bucket = |part| self.buckets[gpt.segment(part)];
         gpt.reset_expert_loads(&dev);
         gpt.embed(&dev, &pass, batch);
