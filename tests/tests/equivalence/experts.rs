@@ -194,6 +194,26 @@ fn padding_is_no_load_of_experts() {
     }
 }
 
+/// A micro-batch is one sample, on each layout.
+#[test]
+fn the_balance_loss_of_a_step_is_that_of_its_micro_batches() {
+    // Experts with equally many tokens have k, or 1 for each of two layers.
+    for (balance, least) in [("HuggingFace", 2.0), ("Megatron", 2.0)] {
+        let set = format!("model.experts.balance={balance}(factor: 0.01)");
+        let base = with(&with(BASE, SPARSE), &[&set]);
+        let loss = |layout| {
+            let load = run_sets(&with(&base, layout)).steps[0].expert_load.unwrap();
+            load.balance_loss.unwrap()
+        };
+        let one = loss(&[]);
+        assert!(one > 0.9 * least && one < 2.0 * least, "{balance}: {one}");
+        for layout in LAYOUTS {
+            let other = loss(layout);
+            assert!((other / one - 1.0).abs() < 1e-5, "{balance} {layout:?}: {other}, not {one}");
+        }
+    }
+}
+
 /// The gradient of the balance loss is much larger than that of the loss.
 #[test]
 fn a_balance_loss_weighs_the_same_however_few_targets_count() {
