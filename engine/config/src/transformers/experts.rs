@@ -307,7 +307,8 @@ mod tests {
             ),
         ] {
             for kind in kinds {
-                let refusal = folder_model(&file(kind, &more)).expect_err(&format!("{kind} {more}"));
+                let refusal =
+                    folder_model(&file(kind, &more)).expect_err(&format!("{kind} {more}"));
                 let found = refusal.wrong.iter().any(|wrong| wrong.contains(message));
                 assert!(found, "{kind} {more}: {refusal:?}");
             }
