@@ -382,14 +382,14 @@ impl AppliedExperts {
             let (form, b, c) = (GroupedForm::Forward, None, Some(c));
             dev.submit(Compute, Op::GroupedGemm { form, a, b, c, experts, offsets, add: false });
         };
-        self.sort(dev, normed);
+        self.gather_rows(dev, normed);
         forward(sorted, pre, self.experts.gate_up);
         dev.submit(Compute, Op::SwiGlu { x: pre, y: act, gate: self.gate });
         forward(act, y, self.experts.proj);
     }
 
     /// Copies normed (B T, C) to the rows of the experts.
-    fn sort(&self, dev: &Device, normed: Tensor) {
+    fn gather_rows(&self, dev: &Device, normed: Tensor) {
         let (order, y) = (self.routes.order, self.scratch.sorted);
         dev.submit(Compute, Op::GatherRows { x: normed, order, y });
     }
@@ -454,7 +454,7 @@ impl AppliedExperts {
         let [own_d_logits, own_normed] =
             [d_logits, branch.normed].map(|t| branch.region.rows(dev, t));
         dev.submit(Compute, Op::product(own_d_logits.t(), own_normed, grads.router));
-        self.sort(dev, branch.normed);
+        self.gather_rows(dev, branch.normed);
         weight_gradient(d_pre, sorted, grads.gate_up);
         dev.wait(Compute, summed);
     }
