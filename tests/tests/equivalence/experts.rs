@@ -182,14 +182,16 @@ fn run_documents(sets: &[&str], packing: Packing, every: usize) -> RunRecord {
 fn padding_is_no_load_of_experts() {
     for packing in [Packing::None, Packing::Documents] {
         for layout in LAYOUTS {
+            let mut most = 0.0f64;
             for step in run_documents(layout, packing, 2).steps {
                 let (load, padding) = (step.expert_load.unwrap(), step.contents.unwrap().padding);
-                assert!(padding > 0.01, "{packing:?} {layout:?}: {padding}");
+                most = most.max(padding);
                 // 8 samples of 16 tokens with 2 experts each, in two layers.
                 let pairs = (128.0 * (1.0 - padding) * 4.0).round() as u64;
                 let counts = load.tokens.counts();
                 assert_eq!(counts.iter().sum::<u64>(), pairs, "{packing:?} {layout:?}");
             }
+            assert!(most > 0.0, "{packing:?} {layout:?}: no sample has padding");
         }
     }
 }
