@@ -253,8 +253,7 @@ impl MetricsWriter {
         self.write(&Line::Step { step, speculation });
         let epoch = self.epoch(step.step).map(|epoch| ("progress/epoch", epoch as f32));
         if let Some(events) = &mut self.events {
-            let of_experts = step.expert_load.map(|load| load.curves());
-            let of_experts = of_experts.into_iter().flatten();
+            let of_experts = step.expert_load.iter().flat_map(ExpertLoad::curves);
             let curves: Vec<_> = step.curves().into_iter().chain(epoch).chain(of_experts).collect();
             events.scalars(step.step, &curves);
         }

@@ -23,7 +23,7 @@ mod verification;
 use crate::TIMEOUT;
 use crate::run::barrier::barrier;
 use crate::run::comparison::{SaveDue, initial_history};
-pub use crate::run::expert_load::ExpertLoad;
+pub use crate::run::expert_load::{ExpertLoad, ExpertTokens};
 use crate::run::export::{ExportSummary, GatherContext, StateGatherer};
 pub use crate::run::fault_point::{FaultPoint, Watcher};
 use crate::run::host_queue::host_queue_capacity;
@@ -469,7 +469,9 @@ impl Ranks<'_> {
             sum += loss[0];
         }
         let loads = self.layout.expert_loads;
-        let expert_load = loads.map(|loads| ExpertLoad::read(dev, loads)).transpose()?;
+        let passes = self.layout.micro_batches * dev.rank().dp_size;
+        let read = |(loads, shape)| ExpertLoad::read(dev, loads, &shape, passes);
+        let expert_load = loads.zip(self.layout.decoder.shape().experts).map(read).transpose()?;
         let step = words[control::STEP] as u64;
         let targets = trainer.samples.targets(step);
         Ok(StepReport {

@@ -56,8 +56,8 @@ pub(crate) struct Trainer {
     losses: Tensor,
     /// Losses on the host, summed over the data-parallel ranks. Complete after `losses_on_host`.
     pub(crate) losses_host: Tensor,
-    /// Numbers of tokens of each expert in the step on the host, summed over the data-parallel
-    /// ranks, if the model has experts. Complete after `losses_on_host`.
+    /// Loads of the experts in the step on the host, summed over the data-parallel ranks, if the
+    /// model has experts. Complete after `losses_on_host`.
     expert_loads_host: Option<Tensor>,
     losses_on_host: Event,
 }
@@ -132,6 +132,7 @@ impl Trainer {
     /// on the host after `losses_on_host`.
     fn forward_backward(&mut self, dev: &Device, step: u64) {
         let micro_batches = self.samples.split.micro_batches;
+        let counted_share = 1.0 / self.samples.weight(step);
         let mut first = 0;
         self.block_passes = 0;
         if self.expert_loads_host.is_some() {
@@ -141,7 +142,7 @@ impl Trainer {
         while first < micro_batches {
             let numbers = self.schedule.group(first, micro_batches);
             first = numbers.end;
-            self.load_group(dev, step, numbers);
+            self.load_group(dev, step, numbers, counted_share);
             self.forward(dev);
             for slots in self.schedule.backward_order(self.group.len()) {
                 self.backward(dev, step, slots);
@@ -154,13 +155,14 @@ impl Trainer {
     }
 
     /// Replaces the group by the micro-batches with these numbers. Compute waits for the copies of
-    /// their batches.
-    fn load_group(&mut self, dev: &Device, step: u64, numbers: Range<usize>) {
+    /// their batches. `counted_share`: share of the step's tokens whose target counts.
+    fn load_group(&mut self, dev: &Device, step: u64, numbers: Range<usize>, counted_share: f64) {
         self.group.clear();
         self.group_follows = numbers.end < self.samples.split.micro_batches;
         for (slot, number) in numbers.enumerate() {
             let batch = self.loader.take(dev);
-            self.group.push(Microbatch::of_step(&self.samples.split, step, number, slot, batch));
+            let split = &self.samples.split;
+            self.group.push(Microbatch::of_step(split, step, number, slot, batch, counted_share));
         }
     }
 

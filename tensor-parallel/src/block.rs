@@ -165,7 +165,7 @@ impl Block {
         self.forward_to_h(dev, shape, pass, x);
         self.forward_to_mlp(dev, shape, s, mlp, true);
         if pass.training {
-            mlp.count(dev);
+            mlp.count(dev, pass.targets);
         }
         let summed = self.mlp_sum(dev, shape, mlp);
         self.leave_branch(dev, shape, summed, self.mlp_end(s, dropout), y);
@@ -341,7 +341,7 @@ impl Block {
         let end = self.mlp_end(s, self.row_dropout(dev, shape, pass, MLP_OUTPUT));
         let end_grads = EndGradients { norm: norms.output, bias: grads.mlp.proj_bias() };
         let branch = self.enter_branch(dev, shape, input, end, d, end_grads);
-        mlp.backward(dev, shape, branch, grads.mlp);
+        mlp.backward(dev, shape, branch, pass.targets, grads.mlp);
         let d_input = region.rows(dev, branch.d_normed);
         input.backward(dev, d_input, d, norms.input);
 

@@ -300,9 +300,10 @@ impl Decoder {
         self.params[segment]
     }
 
-    /// (layers with experts, E) F64 on the device, if the model has experts: numbers of tokens that
-    /// chose each expert since [`reset_expert_loads`](Self::reset_expert_loads), in passes of
-    /// training. Tokens of padding count.
+    /// (1, layers with experts x E + 1) F64 on the device, if the model has experts. Numbers of tokens
+    /// that chose each expert of each layer since [`reset_expert_loads`](Self::reset_expert_loads), in
+    /// passes of training, and at last the sum of the balance losses of these passes. Tokens of
+    /// padding do not count.
     pub fn expert_loads(&self) -> Option<Tensor> {
         self.loads.as_ref().map(|loads| loads.step)
     }
@@ -427,7 +428,7 @@ impl Decoder {
     ) {
         let (shape, region) = (&self.shape, self.shape.region());
         if let Some(loads) = &self.loads {
-            loads.finish(dev, shape, pass.slot);
+            loads.finish(dev, shape, pass);
         }
         self.normalize(dev, pass);
         let inputs = self.head_inputs();

@@ -8,9 +8,9 @@
 use crate::branch::{Branch, Scratch};
 use crate::experts_scratch::ExpertsScratch;
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
-use crate::shape::{Balance, DecoderShape, ExpertsShape};
+use crate::shape::{Balance, DecoderShape, ExpertsShape, MicrobatchContext};
 use device::{
-    Arena, Device, Dropout, Dtype, Epilogue, Event, ExpertWeights, Gate, Group, GroupedForm,
+    Arena, BalanceGradient, Device, Dtype, Epilogue, Event, ExpertWeights, Gate, Group, GroupedForm,
 };
 use device::{Lane::Compute, Lane::TpComm, Op, Plan, Reduction, Tensor, expert_sort_scratch};
 
@@ -41,12 +41,15 @@ pub(crate) struct ExpertsActivations {
     y: Tensor,   // (R, C): this rank's part of the experts' outputs
 }
 
-/// Counts of the tokens that chose each expert, F64, and the gradients of the balance loss.
+/// Counts of the tokens that chose each expert, and the balance loss.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertLoads {
-    /// (layers with experts, E): counts of the running step.
+    /// (1, layers with experts x E + 1) F64: the counts of the running step, and at last the sum of
+    /// the balance losses of its micro-batches.
     pub(crate) step: Tensor,
-    /// By slot: counts of a micro-batch. Empty without a balance loss.
+    /// E: number of experts of a layer.
+    experts: usize,
+    /// By slot: tensors of a micro-batch. Empty without a balance loss.
     balance: Vec<BalanceTensors>,
 }
 
@@ -54,19 +57,25 @@ pub(crate) struct ExpertLoads {
 /// layers.
 #[derive(Clone, Copy, Debug)]
 struct BalanceTensors {
-    counts: Tensor, // (rows, E) F64
-    grads: Tensor,  // (rows, E) F32
+    sums: Tensor,  // (2 rows, E) F64: counts, then sums of the probabilities
+    grads: Tensor, // (rows, E) F32: gradients with respect to the probabilities
 }
 
-/// A layer's rows of [`ExpertLoads`] for the micro-batches of a slot, (1, E) each.
+/// A layer's rows of [`ExpertLoads`] for the micro-batches of a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LayerLoads {
-    /// F64: counts of the step.
+    /// (1, E) F64: counts of the step.
     step: Tensor,
-    /// F64: counts of the micro-batch, if there is a balance loss.
-    microbatch: Option<Tensor>,
-    /// F32: gradients of the balance loss with respect to the probabilities, if there is one.
-    balance: Option<Tensor>,
+    /// Rows of the balance loss, if there is one.
+    balance: Option<LayerBalance>,
+}
+
+/// A layer's rows of [`BalanceTensors`], (1, E) each.
+#[derive(Clone, Copy, Debug)]
+struct LayerBalance {
+    counts: Tensor,
+    shares: Tensor,
+    grads: Tensor,
 }
 
 /// The tensors of a layer's router that differ by slot.
@@ -243,54 +252,66 @@ impl ExpertLoads {
             let size = (rows, experts.count);
             plan.tensor((Arena::Device, "expert loads"), name, dtype, size)
         };
-        let step = one("expert_load".into(), Dtype::F64, layers);
         let rows = experts.balance.map(|balance| match balance {
             Balance::HuggingFace(_) => 1,
             Balance::Megatron(_) => layers,
         });
         let slots = 0..rows.map_or(0, |_| shape.checkpoint_slots);
         let of_slot = |slot| BalanceTensors {
-            counts: one(format!("balance.{slot}.counts"), Dtype::F64, rows.unwrap_or(0)),
+            sums: one(format!("balance.{slot}.sums"), Dtype::F64, 2 * rows.unwrap_or(0)),
             grads: one(format!("balance.{slot}.gradients"), Dtype::F32, rows.unwrap_or(0)),
         };
         let balance = slots.map(of_slot).collect();
-        Some(Self { step, balance })
+        let size = (1, layers * experts.count + 1);
+        let step = plan.tensor((Arena::Device, "expert loads"), "expert_load", Dtype::F64, size);
+        Some(Self { step, experts: experts.count, balance })
     }
 
     /// Rows of layer number `index` of the layers with experts, for a micro-batch in slot `slot`.
     pub(crate) fn of_layer(&self, slot: usize, index: usize) -> LayerLoads {
-        let row = |t: Tensor| {
-            // All layers share the only row of a loss that joins them.
-            let row = index % t.shape().0;
-            t.rows(row..row + 1)
-        };
-        let balance = self.balance.get(slot);
         LayerLoads {
-            step: row(self.step),
-            microbatch: balance.map(|balance| row(balance.counts)),
-            balance: balance.map(|balance| row(balance.grads)),
+            step: self.step.slice(index * self.experts..(index + 1) * self.experts),
+            balance: self.balance.get(slot).map(|balance| balance.of_layer(index)),
         }
     }
 
-    /// Before the forward pass of a micro-batch: its counts are zero.
+    /// Before the forward pass of a micro-batch: its sums are zero.
     pub(crate) fn begin(&self, dev: &Device, slot: usize) {
-        if let Some(BalanceTensors { counts, .. }) = self.balance.get(slot) {
-            dev.submit(Compute, Op::Zero { x: *counts });
+        if let Some(BalanceTensors { sums, .. }) = self.balance.get(slot) {
+            dev.submit(Compute, Op::Zero { x: *sums });
         }
     }
 
-    /// After the forward pass of a micro-batch: computes the gradients of the balance loss.
-    pub(crate) fn finish(&self, dev: &Device, shape: &DecoderShape, slot: usize) {
-        let Some(BalanceTensors { counts, grads }) = self.balance.get(slot).copied() else {
-            return;
-        };
-        let factor = shape
-            .experts
-            .and_then(|experts| experts.balance_factor(shape.tokens(), shape.expert_layers()));
-        let factor = factor.unwrap_or_else(|| unreachable!("a balance loss has a factor"));
-        let (dropout, scale) = (Dropout::NONE, factor as f32);
-        dev.submit(Compute, Op::Cast { x: counts, y: grads });
-        dev.submit(Compute, Op::Dropout { x: grads, y: grads, dropout, scale });
+    /// After the forward pass of a micro-batch: computes the balance loss, and its gradients.
+    pub(crate) fn finish(&self, dev: &Device, shape: &DecoderShape, pass: &MicrobatchContext) {
+        let Some(tensors) = self.balance.get(pass.slot) else { return };
+        let experts = shape.experts.zip(shape.experts.and_then(|experts| experts.balance));
+        let (experts, balance) =
+            experts.unwrap_or_else(|| unreachable!("tensors of a balance loss that is off"));
+        let (end, per_token) = (self.step.len(), experts.per_token);
+        let (scale, factor) =
+            (experts.balance_scale(balance), balance.factor() * pass.counted_share);
+        let (counts, shares) = tensors.counts_and_shares();
+        let (value, grads) = (self.step.slice(end - 1..end), tensors.grads);
+        let op = Op::BalanceLoss { counts, shares, value, grads, per_token, scale, factor };
+        dev.submit(Compute, op);
+    }
+}
+
+impl BalanceTensors {
+    /// (rows, E) each.
+    fn counts_and_shares(&self) -> (Tensor, Tensor) {
+        let rows = self.grads.shape().0;
+        (self.sums.rows(0..rows), self.sums.rows(rows..2 * rows))
+    }
+
+    /// The row of layer number `index` of the layers with experts.
+    fn of_layer(&self, index: usize) -> LayerBalance {
+        // All layers share the only row of a loss that joins them.
+        let row = index % self.grads.shape().0;
+        let one = |t: Tensor| t.rows(row..row + 1);
+        let (counts, shares) = self.counts_and_shares();
+        LayerBalance { counts: one(counts), shares: one(shares), grads: one(self.grads) }
     }
 }
 
@@ -321,11 +342,17 @@ impl AppliedExperts {
         dev.submit(Compute, Op::SortByExpert { choices, offsets, order, places, scratch });
     }
 
-    /// Adds the numbers of tokens of each expert to the counts.
-    pub(crate) fn count(&self, dev: &Device) {
-        let (Routes { logits, offsets, .. }, loads) = (self.routes, self.loads);
-        for load in [Some(loads.step), loads.microbatch].into_iter().flatten() {
-            dev.submit(Compute, Op::ExpertLoad { offsets, logits, load, shares: None });
+    /// Adds the numbers of tokens of each expert to the counts. `targets`: those of
+    /// [`MicrobatchContext`].
+    pub(crate) fn count(&self, dev: &Device, targets: Tensor) {
+        let (Routes { logits, offsets, order, .. }, loads) = (self.routes, self.loads);
+        let count = |load, shares| {
+            let op = Op::ExpertLoad { offsets, order, targets, logits, load, shares };
+            dev.submit(Compute, op);
+        };
+        count(loads.step, None);
+        if let Some(LayerBalance { counts, shares, .. }) = loads.balance {
+            count(counts, Some(shares));
         }
     }
 
@@ -337,14 +364,14 @@ impl AppliedExperts {
             let (form, b, c) = (GroupedForm::Forward, None, Some(c));
             dev.submit(Compute, Op::GroupedGemm { form, a, b, c, experts, offsets, add: false });
         };
-        self.sort(dev, normed);
+        self.gather_rows(dev, normed);
         forward(sorted, pre, self.experts.gate_up);
         dev.submit(Compute, Op::SwiGlu { x: pre, y: act, gate: self.gate });
         forward(act, y, self.experts.proj);
     }
 
     /// Copies normed (B T, C) to the rows of the experts.
-    fn sort(&self, dev: &Device, normed: Tensor) {
+    fn gather_rows(&self, dev: &Device, normed: Tensor) {
         let (order, y) = (self.routes.order, self.scratch.sorted);
         dev.submit(Compute, Op::GatherRows { x: normed, order, y });
     }
@@ -360,8 +387,8 @@ impl AppliedExperts {
     /// Computes `branch.d_normed` (B T, C) from `branch.d_sum` (B T, C), the gradient of the summed
     /// output. The sum of `branch.d_normed` over the ranks runs during weight gradients; Compute
     /// waits for it at the end. With sequence parallelism `grads.router` is the part of this rank's
-    /// tokens.
-    pub(crate) fn backward(&self, dev: &Device, branch: Branch, grads: Experts) {
+    /// tokens. `targets`: those of [`MicrobatchContext`].
+    pub(crate) fn backward(&self, dev: &Device, branch: Branch, targets: Tensor, grads: Experts) {
         let (Routes { weights, offsets, places, .. }, gate) = (self.routes, self.gate);
         let ExpertsActivations { pre, act, y } = self.saved;
         let ExpertsScratch { sorted, d_act, d_weights, .. } = self.scratch;
@@ -391,7 +418,7 @@ impl AppliedExperts {
         let (y, weights, out) = (d_sorted, None, branch.d_normed);
         dev.submit(Compute, Op::CombineExperts { y, places, weights, out });
         dev.wait(Compute, summed_weights);
-        let d_logits = self.route_backward(dev);
+        let d_logits = self.route_backward(dev, targets);
         // The ranks' gradients of the input are summed, and all ranks have the same router.
         if dev.rank().tp == 0 {
             let (b, c, epilogue) = (self.experts.router, out, Epilogue::None);
@@ -402,7 +429,7 @@ impl AppliedExperts {
         let [own_d_logits, own_normed] =
             [d_logits, branch.normed].map(|t| branch.region.rows(dev, t));
         dev.submit(Compute, Op::product(own_d_logits.t(), own_normed, grads.router));
-        self.sort(dev, branch.normed);
+        self.gather_rows(dev, branch.normed);
         weight_gradient(d_pre, sorted, grads.gate_up);
         dev.wait(Compute, summed);
     }
@@ -422,9 +449,10 @@ impl AppliedExperts {
     }
 
     /// Replaces the logits by their gradient. Returns it in the type of the model: (B T, E).
-    fn route_backward(&self, dev: &Device) -> Tensor {
+    fn route_backward(&self, dev: &Device, targets: Tensor) -> Tensor {
         let (Routes { logits, choices, .. }, normalize) = (self.routes, self.shape.normalize);
         let (d_weights, balance) = (self.scratch.d_weights, self.loads.balance);
+        let balance = balance.map(|balance| BalanceGradient { of_experts: balance.grads, targets });
         dev.submit(Compute, Op::RouteBackward { logits, choices, d_weights, normalize, balance });
         let Some(d_logits) = self.scratch.d_logits else { return logits };
         dev.submit(Compute, Op::Cast { x: logits, y: d_logits });

@@ -115,10 +115,11 @@ impl AppliedMlpLayer {
         }
     }
 
-    /// Adds the numbers of tokens of each expert to the counts, if the block has experts.
-    pub(crate) fn count(&self, dev: &Device) {
+    /// Adds the numbers of tokens of each expert to the counts, if the block has experts. `targets`:
+    /// those of [`MicrobatchContext`](crate::MicrobatchContext).
+    pub(crate) fn count(&self, dev: &Device, targets: Tensor) {
         if let Self::Sparse(experts) = self {
-            experts.count(dev);
+            experts.count(dev, targets);
         }
     }
 
@@ -140,12 +141,14 @@ impl AppliedMlpLayer {
     }
 
     /// Computes `branch.d_normed` (B T, C) from `branch.d_sum` (B T, C), and `grads`. Compute waits
-    /// for the sum of `branch.d_normed` over the ranks.
+    /// for the sum of `branch.d_normed` over the ranks. `targets`: those of
+    /// [`MicrobatchContext`](crate::MicrobatchContext).
     pub(crate) fn backward(
         &self,
         dev: &Device,
         shape: &DecoderShape,
         branch: Branch,
+        targets: Tensor,
         grads: MlpLayer,
     ) {
         match (self, grads) {
@@ -153,7 +156,7 @@ impl AppliedMlpLayer {
                 mlp.backward(dev, shape, *saved, branch, grads);
             }
             (Self::Sparse(experts), MlpLayer::Sparse(grads)) => {
-                experts.backward(dev, branch, grads);
+                experts.backward(dev, branch, targets, grads);
             }
             (Self::Dense(..), MlpLayer::Sparse(_)) | (Self::Sparse(_), MlpLayer::Dense(_)) => {
                 unreachable!("gradients have the layout of their block")

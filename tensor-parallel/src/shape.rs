@@ -88,7 +88,7 @@ pub struct ExpertsShape {
 
 /// A loss that is small if a router spreads the tokens evenly, times the given factor. c: number of
 /// tokens of a micro-batch that chose an expert. P: mean over the tokens of the expert's
-/// probability. T: number of tokens of a micro-batch. Tokens of padding count.
+/// probability. T: number of tokens of a micro-batch. Tokens of padding do not count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Balance {
     /// E times the sum over the experts of c / T times P, both averaged over all layers with
@@ -99,19 +99,23 @@ pub enum Balance {
     Megatron(f64),
 }
 
+impl Balance {
+    /// Factor of the loss in the loss of the training.
+    pub(crate) const fn factor(self) -> f64 {
+        match self {
+            Self::HuggingFace(factor) | Self::Megatron(factor) => factor,
+        }
+    }
+}
+
 impl ExpertsShape {
-    /// Factor that turns an expert's count of tokens into the gradient of the balance loss with
-    /// respect to the expert's probability, for micro-batches of `tokens` tokens and a model with
-    /// experts in `layers` layers. `None`: there is no balance loss.
-    pub(crate) fn balance_factor(&self, tokens: usize, layers: usize) -> Option<f64> {
+    /// The scale of [`Op::BalanceLoss`](device::Op::BalanceLoss) for a loss without its factor. Its
+    /// rows are layers, or their sum.
+    pub(crate) const fn balance_scale(&self, balance: Balance) -> f64 {
         let (experts, chosen) = (self.count as f64, self.per_token as f64);
-        let tokens = tokens as f64;
-        match self.balance? {
-            Balance::HuggingFace(factor) => {
-                let rows = tokens * layers as f64;
-                Some(factor * experts / (rows * rows))
-            }
-            Balance::Megatron(factor) => Some(factor * experts / (chosen * tokens * tokens)),
+        match balance {
+            Balance::HuggingFace(_) => experts,
+            Balance::Megatron(_) => experts / chosen,
         }
     }
 }
@@ -456,6 +460,11 @@ pub struct MicrobatchContext {
     /// (B T) I32 on the device: the position in the sample at which each token's document starts.
     /// Present if samples hold several documents.
     pub starts: Option<Tensor>,
+    /// (B T) I32 on the device: the targets. Tokens of padding have [`device::PADDING`].
+    pub targets: Tensor,
+    /// Share of the step's tokens whose target counts, 0 to 1. A balance loss is multiplied by it,
+    /// since the caller divides the gradient of the step by it.
+    pub counted_share: f64,
     /// Slot of the saved block inputs in the micro-batch's group, less than
     /// [`DecoderShape::checkpoint_slots`].
     pub slot: usize,
@@ -483,7 +492,7 @@ impl MicrobatchContext {
 pub struct BatchTensors {
     /// Input tokens.
     pub tokens: Tensor,
-    /// Next tokens; a negative target is not counted.
+    /// Next tokens; a negative target is not counted, and padding has [`device::PADDING`].
     pub targets: Tensor,
     /// Positions in `tokens`, sorted by token (stable).
     pub order: Tensor,
@@ -495,35 +504,33 @@ mod tests {
 
     /// Two layers of two tokens, each with two experts of three.
     #[test]
-    fn a_balance_factor_is_the_slope_of_the_loss_over_the_count() {
+    fn both_balance_losses_are_those_of_their_formulas() {
         const COUNTS: [[f64; 3]; 2] = [[2.0, 1.0, 1.0], [0.0, 2.0, 2.0]];
-        let (experts, chosen, tokens, layers) = (3.0, 2.0, 2.0, 2.0);
         // Sums of the probabilities over the tokens of each layer.
-        let sums = [[0.75, 0.5, 0.75], [0.25, 1.0, 0.75]];
-        let transformers = |sums: [[f64; 3]; 2]| {
-            let mean = |all: [[f64; 3]; 2], e: usize| (all[0][e] + all[1][e]) / (layers * tokens);
-            experts * (0..3).map(|e| mean(COUNTS, e) * mean(sums, e)).sum::<f64>()
-        };
-        let megatron = |sums: [[f64; 3]; 2]| {
-            let of_layer = |l: usize| (0..3).map(move |e| COUNTS[l][e] * sums[l][e]).sum::<f64>();
-            experts / (chosen * tokens * tokens) * (of_layer(0) + of_layer(1))
-        };
-        let factor = |balance| {
+        const SUMS: [[f64; 3]; 2] = [[0.75, 0.5, 0.75], [0.25, 1.0, 0.75]];
+        let (experts, chosen, tokens, layers) = (3.0, 2.0, 2.0, 2.0);
+        let mean = |all: [[f64; 3]; 2], e: usize| (all[0][e] + all[1][e]) / (layers * tokens);
+        let transformers = experts * (0..3).map(|e| mean(COUNTS, e) * mean(SUMS, e)).sum::<f64>();
+        let of_layer = |l: usize| (0..3).map(|e| COUNTS[l][e] * SUMS[l][e]).sum::<f64>();
+        let megatron = experts / (chosen * tokens * tokens) * (of_layer(0) + of_layer(1));
+        // What the op computes of rows of counts and sums.
+        let value = |balance, rows: &[[[f64; 3]; 2]]| {
             let (count, per_token, ffn_hidden, normalize) = (3, 2, 8, true);
-            let balance = Some(balance);
-            let shape = ExpertsShape { count, per_token, ffn_hidden, normalize, balance };
-            shape.balance_factor(2, 2).unwrap_or_else(|| panic!("{balance:?}"))
+            let shape = ExpertsShape { count, per_token, ffn_hidden, normalize, balance: None };
+            let of_row = |[c, s]: &[[f64; 3]; 2]| {
+                let tokens = c.iter().sum::<f64>() / chosen;
+                c.iter().zip(s).map(|(c, s)| c * s).sum::<f64>() / (tokens * tokens)
+            };
+            shape.balance_scale(balance) * rows.iter().map(of_row).sum::<f64>()
         };
-        let near = |slope: f64, expected: f64| assert!((slope - expected).abs() < 1e-12);
-        for (layer, expert) in [(0, 0), (0, 2), (1, 0), (1, 1)] {
-            let mut moved = sums;
-            moved[layer][expert] += 1.0;
-            let slope = 0.5 * (transformers(moved) - transformers(sums));
-            // The counts of both layers are added.
-            let count = COUNTS[0][expert] + COUNTS[1][expert];
-            near(slope, factor(Balance::HuggingFace(0.5)) * count);
-            let slope = 0.5 * (megatron(moved) - megatron(sums));
-            near(slope, factor(Balance::Megatron(0.5)) * COUNTS[layer][expert]);
-        }
+        let near = |value: f64, expected: f64| assert!((value - expected).abs() < 1e-12);
+        let joined = |of: [[f64; 3]; 2]| [0, 1, 2].map(|e| of[0][e] + of[1][e]);
+        near(value(Balance::HuggingFace(0.5), &[[joined(COUNTS), joined(SUMS)]]), transformers);
+        let rows = [[COUNTS[0], SUMS[0]], [COUNTS[1], SUMS[1]]];
+        near(value(Balance::Megatron(0.5), &rows), megatron);
+        assert_eq!(
+            [Balance::HuggingFace(0.5), Balance::Megatron(0.25)].map(Balance::factor),
+            [0.5, 0.25]
+        );
     }
 }

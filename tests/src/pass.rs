@@ -93,6 +93,8 @@ pub struct PassResult {
     pub loss: f64,
     /// Gradients of whole tensors by name: the mean over data-parallel ranks.
     pub grads: BTreeMap<String, Vec<f64>>,
+    /// [`Decoder::expert_loads`] of the first rank; empty without experts.
+    pub expert_loads: Vec<f64>,
 }
 
 /// Handles of a pass, the same on every rank.
@@ -106,12 +108,14 @@ struct Handles {
     scale: Tensor,
 }
 
-/// Results of one rank: its logits, its loss, and its gradient of each segment.
+/// Results of one rank: its logits, its loss, its gradient of each segment, and the load of its
+/// experts.
 struct RankResult {
     rank: Rank,
     logits: Vec<f64>,
     loss: f64,
     buckets: Vec<Vec<f64>>,
+    expert_loads: Vec<f64>,
 }
 
 /// Runs a pass of the model of `shape`, in fp32, on `dp` replicas.
@@ -162,8 +166,16 @@ impl Handles {
         gpt.write_constants(&dev).expect("constants are written");
         self.write(given, &dev);
         let starts = given.starts.map(|_| self.starts);
-        let pass =
-            MicrobatchContext { dropout_key: 0, first_token: 0, training: true, starts, slot: 0 };
+        let counted = given.targets.iter().filter(|target| **target >= 0.0).count();
+        let pass = MicrobatchContext {
+            dropout_key: 0,
+            first_token: 0,
+            training: true,
+            starts,
+            targets: batch.targets,
+            counted_share: counted as f64 / given.targets.len() as f64,
+            slot: 0,
+        };
         let bucket = |part| self.buckets[gpt.segment(part)];
         gpt.reset_expert_loads(&dev);
         gpt.embed(&dev, &pass, batch);
@@ -189,8 +201,9 @@ impl Handles {
         let used = |(bucket, s): (&Tensor, &SegmentLayout)| read(&dev, bucket.slice(0..s.len));
         let buckets = self.buckets.iter().zip(gpt.segments()).map(used).collect();
         let loss = read(&dev, self.loss)[0];
+        let expert_loads = gpt.expert_loads().map_or_else(Vec::new, |loads| read(&dev, loads));
         dev.finish().expect("a device ends");
-        RankResult { rank, logits, loss, buckets }
+        RankResult { rank, logits, loss, buckets, expert_loads }
     }
 
     fn write(&self, given: &PassInputs<'_>, dev: &Device) {
@@ -255,7 +268,8 @@ impl Handles {
             }
         }
         let of_replicas = parts.iter().filter(|p| p.rank.tp == 0).map(|p| p.loss);
-        PassResult { logits, loss: of_replicas.sum::<f64>() / (dp * tokens) as f64, grads }
+        let loss = of_replicas.sum::<f64>() / (dp * tokens) as f64;
+        PassResult { logits, loss, grads, expert_loads: parts[0].expert_loads.clone() }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The ranges that an op reads and writes.
 
-use crate::{Epilogue, GroupedForm, HeadNorm, Op, Tensor, WidthNorm};
+use crate::{BalanceGradient, Epilogue, GroupedForm, HeadNorm, Op, Tensor, WidthNorm};
 
 /// How an op accesses a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -131,7 +131,9 @@ impl Op {
             }
             Self::RouteBackward { logits, choices, d_weights, balance, .. } => {
                 all(&[(Update, logits), (Read, choices), (Read, d_weights)]);
-                balance.into_iter().for_each(|balance| all(&[(Read, balance)]));
+                if let Some(BalanceGradient { of_experts, targets }) = balance {
+                    all(&[(Read, of_experts), (Read, targets)]);
+                }
             }
             Self::SortByExpert { choices, offsets, order, places, scratch } => {
                 all(&[(Read, choices), (Write, offsets), (Write, order), (Write, places)]);
@@ -161,9 +163,14 @@ impl Op {
                     all(&[(Read, y), (Write, d_y)]);
                 }
             }
-            Self::ExpertLoad { offsets, logits, load, shares } => {
-                all(&[(Read, offsets), (Read, logits), (Update, load)]);
-                shares.into_iter().for_each(|shares| all(&[(Update, shares)]));
+            Self::ExpertLoad { offsets, order, targets, logits, load, shares } => {
+                all(&[(Read, offsets), (Read, order), (Read, targets), (Update, load)]);
+                if let Some(shares) = shares {
+                    all(&[(Read, logits), (Update, shares)]);
+                }
+            }
+            Self::BalanceLoss { counts, shares, value, grads, .. } => {
+                all(&[(Read, counts), (Read, shares), (Update, value), (Write, grads)]);
             }
             Self::Add { x, into } => all(&[(Read, x), (Update, into)]),
             Self::Zero { x } => all(&[(Write, x)]),

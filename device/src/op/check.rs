@@ -199,7 +199,8 @@ impl Op {
             | Self::GroupedGemm { .. }
             | Self::CombineExperts { .. }
             | Self::CombineExpertsBackward { .. }
-            | Self::ExpertLoad { .. } => self.check_experts(),
+            | Self::ExpertLoad { .. }
+            | Self::BalanceLoss { .. } => self.check_experts(),
             Self::ChunkSquares { x, partials, chunk, .. } => {
                 same(partials.len(), x.len().div_ceil(chunk.max(1)))
             }

@@ -13,6 +13,10 @@ pub const MOST_EXPERTS: usize = 1024;
 /// Largest number of experts of a token.
 pub const MOST_CHOICES: usize = 32;
 
+/// Target of a row that no document holds: padding behind the documents of a sample. A target of
+/// another negative number does not count in the loss, and its row belongs to a document.
+pub const PADDING: i32 = -2;
+
 /// Number of pairs in a block of a sort by expert.
 const SORT_BLOCK: usize = 1024;
 
@@ -44,6 +48,15 @@ pub enum GroupedForm {
     InputGradient,
     /// W = a' b, the gradient with respect to the weights.
     WeightGradient,
+}
+
+/// Gradient of a balance loss with respect to the probabilities of a router.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct BalanceGradient {
+    /// (E) F32: of the probability of each expert, the same for all tokens of documents.
+    pub of_experts: Tensor,
+    /// (N) I32: the targets of the tokens. Those with [`PADDING`] have no gradient.
+    pub targets: Tensor,
 }
 
 impl ExpertWeights {
@@ -82,7 +95,10 @@ impl Op {
                 check_choices(choices, logits.shape().1),
                 shaped(logits, Dtype::F32, (choices.shape().0, logits.shape().1)),
                 shaped(d_weights, Dtype::F32, choices.shape()),
-                balance.map_or(Ok(()), |t| one_of(t, Dtype::F32, logits.shape().1)),
+                balance.map_or(Ok(()), |BalanceGradient { of_experts, targets }| {
+                    one_of(of_experts, Dtype::F32, logits.shape().1)
+                        .and_then(|()| one_of(targets, Dtype::I32, logits.shape().0))
+                }),
             ]),
             Self::SortByExpert { choices, offsets, order, places, scratch } => {
                 let (pairs, experts) = (choices.len(), offsets.len().saturating_sub(1));
@@ -131,14 +147,32 @@ impl Op {
                     same(d_y.shape().1, y.shape().1),
                 ])
             }
-            Self::ExpertLoad { offsets, logits, load, shares } => {
-                let experts = logits.shape().1;
+            Self::ExpertLoad { offsets, order, targets, logits, load, shares } => {
+                let (tokens, experts) = logits.shape();
+                let (most, rows) = (experts.min(MOST_CHOICES), order.len());
+                if !rows.is_multiple_of(tokens) || rows / tokens.max(1) > most {
+                    return Err(format!("{rows} rows of {tokens} tokens with {most} each at most"));
+                }
                 all_of(&[
                     check_count(experts),
                     shaped(logits, Dtype::F32, logits.shape()),
                     one_of(offsets, Dtype::I32, experts + 1),
+                    one_of(order, Dtype::I32, rows),
+                    one_of(targets, Dtype::I32, tokens),
                     one_of(load, Dtype::F64, experts),
                     shares.map_or(Ok(()), |t| one_of(t, Dtype::F64, experts)),
+                ])
+            }
+            Self::BalanceLoss { counts, shares, value, grads, per_token, .. } => {
+                if per_token == 0 || per_token > MOST_CHOICES {
+                    return Err(format!("{per_token} experts of a token, not 1 to {MOST_CHOICES}"));
+                }
+                all_of(&[
+                    check_count(counts.shape().1),
+                    shaped(counts, Dtype::F64, counts.shape()),
+                    shaped(shares, Dtype::F64, counts.shape()),
+                    shaped(grads, Dtype::F32, counts.shape()),
+                    one_of(value, Dtype::F64, 1),
                 ])
             }
             _ => Err(format!("{} is no op of experts", self.name())),
@@ -274,10 +308,15 @@ mod tests {
             normalize: false,
             balance,
         };
-        fits(&of(floats((3, 2)), Some(floats((1, 8)))));
+        let balance = |experts, tokens| {
+            let (of_experts, targets) = (floats((1, experts)), ints((1, tokens)));
+            Some(BalanceGradient { of_experts, targets })
+        };
+        fits(&of(floats((3, 2)), balance(8, 3)));
         says(&of(floats((3, 3)), None), "(3, 2) belongs");
         says(&of(tensor(Dtype::Bf16, (3, 2)), None), "F32");
-        says(&of(floats((3, 2)), Some(floats((1, 7)))), "sizes differ");
+        says(&of(floats((3, 2)), balance(7, 3)), "sizes differ");
+        says(&of(floats((3, 2)), balance(8, 4)), "sizes differ");
     }
 
     #[test]
@@ -360,14 +399,34 @@ mod tests {
         fits(&of(y, floats((4, 3))));
         says(&of(floats((12, 4)), floats((4, 3))), "sizes differ");
         says(&of(y, floats((1, 12))), "(4, 3) belongs");
-        let of = |experts: usize, load| Op::ExpertLoad {
-            offsets: ints((1, experts + 1)),
-            logits: floats((4, experts)),
+        let of = |rows, tokens, load| Op::ExpertLoad {
+            offsets: ints((1, 9)),
+            order: ints((1, rows)),
+            targets: ints((1, tokens)),
+            logits: floats((4, 8)),
             load,
             shares: None,
         };
-        fits(&of(8, tensor(Dtype::F64, (1, 8))));
-        says(&of(8, floats((1, 8))), "F64");
+        let load = tensor(Dtype::F64, (1, 8));
+        fits(&of(12, 4, load));
+        says(&of(12, 4, floats((1, 8))), "F64");
+        says(&of(13, 4, load), "13 rows of 4 tokens");
+        says(&of(36, 4, load), "36 rows of 4 tokens");
+        says(&of(12, 3, load), "sizes differ");
+        let sums = |rows| tensor(Dtype::F64, (rows, 8));
+        let of = |shares, grads, per_token| Op::BalanceLoss {
+            counts: sums(3),
+            shares,
+            value: tensor(Dtype::F64, (1, 1)),
+            grads,
+            per_token,
+            scale: 8.0,
+            factor: 0.5,
+        };
+        fits(&of(sums(3), floats((3, 8)), 2));
+        says(&of(sums(2), floats((3, 8)), 2), "(3, 8) belongs");
+        says(&of(sums(3), sums(3), 2), "F32");
+        says(&of(sums(3), floats((3, 8)), 0), "not 1 to 32");
     }
 
     #[test]

@@ -55,7 +55,8 @@ impl Op {
             | Self::GroupedGemm { .. }
             | Self::CombineExperts { .. }
             | Self::CombineExpertsBackward { .. }
-            | Self::ExpertLoad { .. } => Family::Experts,
+            | Self::ExpertLoad { .. }
+            | Self::BalanceLoss { .. } => Family::Experts,
             Self::Gelu { .. }
             | Self::GeluBackward { .. }
             | Self::SwiGlu { .. }

@@ -13,7 +13,8 @@ pub(crate) mod task;
 mod tolerance;
 
 pub use access::Mode;
-pub use experts::{ExpertWeights, GroupedForm, MOST_CHOICES, MOST_EXPERTS, expert_sort_scratch};
+pub use experts::{BalanceGradient, ExpertWeights, GroupedForm};
+pub use experts::{MOST_CHOICES, MOST_EXPERTS, PADDING, expert_sort_scratch};
 pub use heads::{HeadNorm, HeadNormGrads, Heads, Scores, WidthNorm};
 pub use product::Epilogue;
 
@@ -285,13 +286,13 @@ pub enum Op {
     /// divided by their sum. All in fp32.
     Route { logits: Tensor, weights: Tensor, choices: Tensor, normalize: bool },
     /// Replaces logits (N, E) F32 by the gradient with respect to them, from d_weights (N, k) F32.
-    /// `balance` (E) F32 is added to the gradient with respect to p of every row.
+    /// `balance` is added to the gradient with respect to p of every row that a document holds.
     RouteBackward {
         logits: Tensor,
         choices: Tensor,
         d_weights: Tensor,
         normalize: bool,
-        balance: Option<Tensor>,
+        balance: Option<BalanceGradient>,
     },
     /// Stable counting sort of the R = N k pairs of a token and a slot by expert. offsets (E + 1) I32:
     /// the first row of each expert, then R. order (R) I32: the pair token k + slot of each row; rows
@@ -334,8 +335,29 @@ pub enum Op {
         d_weights: Tensor,
     },
     /// load (E) F64 += number of rows of each expert; shares (E) F64 += sums of p by expert in fp64,
-    /// in the order of the rows of logits (N, E) F32.
-    ExpertLoad { offsets: Tensor, logits: Tensor, load: Tensor, shares: Option<Tensor> },
+    /// in the order of the rows of logits (N, E) F32. Tokens whose target (N) I32 is [`PADDING`] count
+    /// 0.
+    ExpertLoad {
+        offsets: Tensor,
+        order: Tensor,
+        targets: Tensor,
+        logits: Tensor,
+        load: Tensor,
+        shares: Option<Tensor>,
+    },
+    /// L = `scale` times the sum over the rows of sum(c s) / n^2, in fp64, where c is a row of
+    /// counts (rows, E) F64, s a row of shares (rows, E) F64, and n = sum(c) / `per_token` the tokens
+    /// of a row. value (1) F64 += L; grads (rows, E) F32 = `factor` times the gradient of L with
+    /// respect to s, `factor scale c / n^2`. A row without tokens counts 0.
+    BalanceLoss {
+        counts: Tensor,
+        shares: Tensor,
+        value: Tensor,
+        grads: Tensor,
+        per_token: usize,
+        scale: f64,
+        factor: f64,
+    },
     /// into += x.
     Add { x: Tensor, into: Tensor },
     /// y = x in y's storage type.
@@ -419,6 +441,7 @@ impl Op {
             Self::CombineExperts { .. } => "combine_experts",
             Self::CombineExpertsBackward { .. } => "combine_experts_backward",
             Self::ExpertLoad { .. } => "expert_load",
+            Self::BalanceLoss { .. } => "balance_loss",
             Self::Add { .. } => "add",
             Self::Cast { .. } => "cast",
             Self::Zero { .. } => "zero",

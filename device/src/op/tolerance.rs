@@ -186,6 +186,8 @@ impl Op {
             Self::ExpertLoad { shares: Some(shares), .. } if shares == t => {
                 Tolerance::sum(dtype, fp32_sum(self.terms()), 0.0)
             }
+            Self::BalanceLoss { grads, .. } if grads == t => Tolerance::elementwise(dtype),
+            Self::BalanceLoss { .. } => Tolerance::sum(dtype, fp32_sum(self.terms()), 0.0),
             // Choices, rows, copies and counts.
             _ => Tolerance::EXACT,
         }

@@ -13,8 +13,9 @@ macro_rules! files {
 /// Bundled boxes in the order of `onebox boxes`: small boxes first.
 pub const BOXES: &[(&str, &str)] = files!("", ".ron":
     "v100-32gb" "desktop-2x3090" "desktop-5060ti" "desktop-4090" "workstation-4x4090" "workstation-4x4090-512gib"
-    "desktop-5090" "desktop-5090-192gib" "workstation-4xa6000" "workstation-4xpro6000" "server-4xl40s" "h100-128gib" "h100-256gib"
-    "h100-512gib" "h100-1tib" "h200-256gib" "dgx1v" "dgx2" "dgx2-x8" "dgx-a100-40gb" "dgx-a100" "dgx-h100" "dgx-h200"
+    "desktop-5090" "desktop-5090-192gib" "workstation-5090-512gib" "workstation-4xa6000" "workstation-4xpro6000" "server-4xl40s"
+    "h100-128gib" "h100-256gib" "h100-512gib" "h100-1tib" "h200-256gib" "dgx1v" "dgx2" "dgx2-x8" "dgx-a100-40gb" "dgx-a100"
+    "dgx-h100" "dgx-h200"
     "dgx-b200" "g6e" "a2" "p4d" "a3" "p5"
 );
 

@@ -32,10 +32,26 @@ choice! {
             /// `h100-128gib`.
             #[serde(rename = "box")]
             path: PathBuf = box_path();
+            /// Division of the rows of a layer between its experts, which a simulation assumes. `Even`:
+            /// all have equally many. `Skewed`: expert 1, 2, 3 and so on have rows in proportion to 1,
+            /// 1 / sqrt(2), 1 / sqrt(3) and so on. Memory and arithmetic do not depend on it, only the
+            /// number of tiles of the matmuls.
+            expert_load: LoadDistribution = choice(KeyDefault::Default(LoadDistribution::Even));
             /// Description of the box, read from `path`.
             #[serde(skip)]
             box_: Box<BoxConfig> = box_at(&path);
         },
+    }
+}
+
+choice! {
+    /// Divisions of the rows of a layer between its experts.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    pub enum LoadDistribution {
+        /// Equally many rows for each expert.
+        Even,
+        /// Rows in proportion to 1 / sqrt(n) for the n-th expert.
+        Skewed,
     }
 }
 

@@ -34,8 +34,8 @@ section! {
         /// Loss that spreads the tokens evenly over the experts, for each micro-batch of each
         /// replica. The reported loss does not include it. `Off`: no such loss. `HuggingFace`: that
         /// of transformers, over all layers together. `Megatron`: that of Megatron-LM, for each
-        /// layer. Tokens of padding count. With targets that do not count, it has the weight of a
-        /// mean over the counted targets, as the loss itself.
+        /// layer. Tokens of padding do not count. A step has the mean over its micro-batches and
+        /// replicas, however few targets count.
         balance: Balance = choice_with(
             KeyDefault::Default(Balance::Off).unless(of.map(|of| of.balance)), of.map(|of| of.balance)
         ), resume: Experiment;

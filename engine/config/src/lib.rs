@@ -58,7 +58,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use self::device::DeviceConfig;
+pub use self::device::{DeviceConfig, LoadDistribution};
 pub use activations::{Activations, KeptBlocks};
 pub use box_schema::{
     BoxConfig, GpuConfig, HostConfig, MEASURED_OPS, MeasuredConfig, ResidualConfig,

@@ -343,10 +343,18 @@ fn a_box_is_read_relative_to_the_config() {
     let text = LEAST.replace("(model", "(device: Sim(box: \"boxes/my.ron\"), model");
     std::fs::write(folder.path().join("a.ron"), &text).unwrap();
     let config = load(&folder.path().join("a.ron"), &[]).unwrap().config;
-    let DeviceConfig::Sim { box_, path } = &config.device else { panic!() };
+    let DeviceConfig::Sim { box_, path, expert_load } = &config.device else { panic!() };
+    assert_eq!(*expert_load, LoadDistribution::Even);
     assert_eq!((box_.name.as_str(), box_.gpus, box_.numa_nodes), ("my", 2, 1));
     assert_eq!(*path, folder.path().join("boxes/my.ron"));
     assert_eq!(tests::config(&config.to_ron(), &[]), config);
+    let skewed = load(&folder.path().join("a.ron"), &["device.expert_load=Skewed".into()]);
+    let skewed = skewed.unwrap().config;
+    let is_skewed = |device: &DeviceConfig| {
+        matches!(device, DeviceConfig::Sim { expert_load: LoadDistribution::Skewed, .. })
+    };
+    assert!(is_skewed(&skewed.device) && !is_skewed(&config.device));
+    assert_eq!(tests::config(&skewed.to_ron(), &[]), skewed);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::mask::MaskBits;
 use super::{Corpus, Document, Documents, Origin, ReadError};
+use device::PADDING;
 use std::ops::Range;
 
 /// Bytes of a mask per read, on the stack: a step allocates no memory.
@@ -9,7 +10,8 @@ const BITS: usize = 1 << 10;
 
 impl Corpus {
     /// Fills `inputs` (T) and `targets` (T), the next tokens, of the sample at `place` (from
-    /// [`sample`](Self::sample) or [`shuffled`](Self::shuffled)). Targets that do not count are -1.
+    /// [`sample`](Self::sample) or [`shuffled`](Self::shuffled)). Targets that do not count are -1 in
+    /// documents, and [`PADDING`] behind them.
     ///
     /// # Errors
     /// A file has changed since it was opened, or cannot be read.
@@ -27,7 +29,7 @@ impl Corpus {
 
     /// Fills `inputs` (T) and `targets` (T) of an evaluation window. After the end of the
     /// validation part, so everywhere for `window >= num_eval_windows()`, inputs are 0 and targets
-    /// -1: ignored.
+    /// [`PADDING`]: ignored.
     ///
     /// # Errors
     /// As for [`fill_train`](Self::fill_train).
@@ -126,7 +128,8 @@ impl Corpus {
         })
     }
 
-    /// Fills the documents of a sample, then padding. A sample after the last one is only padding.
+    /// Fills the documents of a sample, then padding. A sample after the last one is only padding. In
+    /// a document a target that does not count is -1.
     fn fill_documents(
         &self,
         documents: &Documents,
@@ -152,8 +155,8 @@ impl Corpus {
         self.fill(0, 0, inputs, targets)
     }
 
-    /// Fills pairs of tokens in `start..end`, then padding. Tokens are below `vocab`, so they fit
-    /// i32.
+    /// Fills pairs of tokens in `start..end`, then padding with the target [`PADDING`]. Tokens are
+    /// below `vocab`, so they fit i32.
     fn fill(
         &self,
         start: usize,
@@ -163,7 +166,7 @@ impl Corpus {
     ) -> Result<(), ReadError> {
         let pairs = end.saturating_sub(start.saturating_add(1)).min(inputs.len());
         inputs[pairs..].fill(0);
-        targets[pairs..].fill(-1);
+        targets[pairs..].fill(PADDING);
         if pairs == 0 {
             return Ok(());
         }

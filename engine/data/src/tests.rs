@@ -216,11 +216,11 @@ fn evaluation_predicts_every_validation_token_but_the_first_exactly_once() {
             let (mut inputs, mut targets) = (vec![9; seq_len], vec![9; seq_len]);
             data.fill_eval(windows, &mut inputs, &mut targets).unwrap();
             for (&input, &target) in inputs.iter().zip(&targets) {
-                let padded = (input, target) == (0, -1);
+                let padded = (input, target) == (0, device::PADDING);
                 assert!(padded || target == input + 1, "{input} {target}");
                 seen.extend((!padded).then_some(target as u8));
             }
-            if targets.iter().all(|&target| target == -1) {
+            if targets.iter().all(|&target| target == device::PADDING) {
                 break;
             }
             windows += 1;

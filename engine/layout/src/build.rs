@@ -38,8 +38,8 @@ pub struct RankLayout {
     /// Sums of losses on the device and on the host, F64 (micro-batches + 1). The last sum is for
     /// evaluations.
     pub losses: [Tensor; 2],
-    /// Numbers of tokens of each expert in a step on the host, F64 (layers with experts, E), if the
-    /// model has experts.
+    /// Loads of the experts in a step on the host, as
+    /// [`Decoder::expert_loads`](tensor_parallel::Decoder::expert_loads), if the model has experts.
     pub expert_loads: Option<Tensor>,
     /// Barrier of the ranks outside of a step: F64 (1) on the host.
     pub barrier: Tensor,

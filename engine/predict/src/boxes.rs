@@ -1,7 +1,10 @@
 //! Converts a described box to the simulator's hardware: ranks' places, shared links and nodes.
 
 use crate::sim::{AttentionKernels, Era2020, Gpu, Hardware, MeasuredMachine, Rates, Seat};
-use config::{Attention, BoxConfig, Config, MeasuredConfig, meaning_and_source, missing_rates};
+use config::{
+    Attention, BoxConfig, Config, DeviceConfig, LoadDistribution, MeasuredConfig,
+    meaning_and_source, missing_rates,
+};
 use device::cuda::CUDNN_ATTENTION_ON;
 use files::foreign_text::foreign;
 use layout::placement::{kernel_threads, request};
@@ -152,6 +155,10 @@ fn gpu(config: &Config, b: &BoxConfig) -> Result<Gpu, BoxError> {
         }
         Attention::Cudnn => return Err(BoxError::Attention { name: b.name.clone(), sm: b.gpu.sm }),
     };
+    let expert_load = match config.device {
+        DeviceConfig::Sim { expert_load, .. } => expert_load,
+        DeviceConfig::Cpu { .. } | DeviceConfig::Cuda => LoadDistribution::Even,
+    };
     let tera = |rate: f32| f64::from(rate) * f64::from(b.gpu.clock_share) * 1e12;
     Ok(Gpu {
         flops_16: tera(b.gpu.gemm_tflops),
@@ -160,6 +167,7 @@ fn gpu(config: &Config, b: &BoxConfig) -> Result<Gpu, BoxError> {
         processors: b.gpu.processors,
         sm: b.gpu.sm,
         attention,
+        expert_load,
         as_of_2020: b.gpu.as_of_2020.then(|| Era2020::without(&b.gpu.as_of_2020_without)),
     })
 }

@@ -420,6 +420,26 @@ fn overlap(timeline: &Timeline) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use layout::LocalMachine;
+    use layout::build::lay_out;
+    use std::path::Path;
+
+    #[test]
+    fn a_skewed_load_of_experts_takes_longer() {
+        let seconds = |load: &str| {
+            let name = "../../configs/qwen3-30b-a3b-one-gpu.ron";
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+            let load = format!("device.expert_load={load}");
+            let sets = ["model.layers=4".to_owned(), "batch.global=1".to_owned(), load];
+            let config = config::load(&path, &sets).unwrap_or_else(|e| panic!("{e}")).config;
+            let built = lay_out(&config, &LocalMachine::default());
+            let timeline = simulate(&config, &built).unwrap_or_else(|e| panic!("{e}"));
+            let grouped = timeline.played(0).filter(|op| op.work.name == "grouped_gemm");
+            grouped.map(|op| op.end - op.start).sum::<f64>()
+        };
+        let (even, skewed) = (seconds("Even"), seconds("Skewed"));
+        assert!(skewed > 1.05 * even && skewed < 2.0 * even, "{even} and {skewed}");
+    }
 
     #[test]
     fn each_part_of_a_step_is_told_in_its_group() {

@@ -54,12 +54,16 @@ fn warnings(write: impl FnOnce()) -> String {
 #[test]
 fn a_step_of_a_model_with_experts_has_their_load() {
     let (_folder, path) = file();
-    let load = ExpertLoad { least_tokens: 3, most_tokens: 40, largest_share: 0.625, dead: 0 };
+    let load = ExpertLoad::of_layers(&[[3.0, 40.0, 21.0], [24.0, 25.0, 15.0]]);
+    let balanced = ExpertLoad { balance_loss: Some(1.25), ..load };
     let mut metrics = open(&path, 0).unwrap();
     metrics.step(&StepMetrics { expert_load: Some(load), ..step(1) }, None);
+    metrics.step(&StepMetrics { expert_load: Some(balanced), ..step(2) }, None);
     let text = fs::read_to_string(&path).unwrap();
-    let keys = r#","least_expert_tokens":3,"most_expert_tokens":40,"largest_expert_share":0.625,"dead_experts":0,"time":"#;
-    assert!(text.contains(keys), "{text}");
+    let keys = r#","expert_tokens":[27,65,36],"least_expert_tokens":3,"most_expert_tokens":40,"largest_expert_share":0.625,"dead_experts":0"#;
+    for (line, more) in text.lines().zip(["", r#","balance_loss":1.25"#]) {
+        assert!(line.contains(&format!(r#"{keys}{more},"time":"#)), "{line}");
+    }
 }
 
 #[test]

@@ -122,8 +122,15 @@ impl ProofProgram {
         };
         let tensors = BatchTensors { tokens: row(0), targets: row(1), order: row(2) };
         let starts = (batch.shape().0 == 4).then(|| row(3));
-        let pass =
-            MicrobatchContext { dropout_key: 1, first_token: 0, training: true, starts, slot: 0 };
+        let pass = MicrobatchContext {
+            dropout_key: 1,
+            first_token: 0,
+            training: true,
+            starts,
+            targets: tensors.targets,
+            counted_share: 1.0,
+            slot: 0,
+        };
         let decoder = &self.decoder;
         decoder.reset_expert_loads(dev);
         decoder.embed(dev, &pass, &tensors);

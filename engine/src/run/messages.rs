@@ -73,6 +73,7 @@ pub struct EvaluationRank {
 
 /// A message of rank 0.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "the report of a step has no memory of its own")]
 pub enum Message {
     /// A step is decided.
     Step(StepReport),
@@ -134,6 +135,7 @@ pub enum Message {
 }
 
 /// An item of the channel to the calling thread.
+#[expect(clippy::large_enum_variant, reason = "the report of a step has no memory of its own")]
 pub(crate) enum ChannelItem {
     Message(Message),
     /// Request for an answer after all earlier messages are handled.

@@ -57,19 +57,23 @@ pub(super) struct Microbatch {
 }
 
 impl Microbatch {
-    /// Makes micro-batch `number` of training step `step`.
+    /// Makes micro-batch `number` of training step `step`. `counted_share`: share of the step's
+    /// tokens whose target counts.
     pub(super) fn of_step(
         split: &BatchSplit,
         step: u64,
         number: usize,
         slot: usize,
         batch: Batch,
+        counted_share: f64,
     ) -> Self {
         let context = MicrobatchContext {
             dropout_key: random::key(random::key(split.seed, DROPOUT_STREAM), step),
             first_token: (split.first_sample(number) * split.seq_len) as u64,
             training: true,
             starts: batch.starts,
+            targets: batch.tensors.targets,
+            counted_share,
             slot,
         };
         Self::new(number, context, batch)
@@ -77,9 +81,15 @@ impl Microbatch {
 
     /// Makes a micro-batch of an evaluation.
     pub(super) fn of_evaluation(number: usize, batch: Batch) -> Self {
-        let (training, starts) = (false, batch.starts);
-        let context =
-            MicrobatchContext { dropout_key: 0, first_token: 0, training, starts, slot: 0 };
+        let context = MicrobatchContext {
+            dropout_key: 0,
+            first_token: 0,
+            training: false,
+            starts: batch.starts,
+            targets: batch.tensors.targets,
+            counted_share: 1.0,
+            slot: 0,
+        };
         Self::new(number, context, batch)
     }
 

@@ -4,18 +4,22 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
+use config::Packing;
+use data::{Corpus, Dataset, Document};
 use device::random;
+use engine::run::RunOptions;
 use layout::build::shape;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use tensor_parallel::{ActivationTiers, Balance, Decoder, DecoderShape, Recompute, TierCounts};
 use tests::compare::{
     Reference, RunDistance, assert_no_bit_changes, assert_same_bits, full, run_sets, run_with,
     with, with_delays,
 };
 use tests::pass::{PassInputs, PassResult, pass, worst};
-use tests::{lay_out, tiny};
+use tests::{RunRecord, lay_out, tiny, try_run_on};
 
 /// Two layers with experts, and one with an MLP between them.
 const SPARSE: &[&str] = &[
@@ -153,11 +157,89 @@ fn the_load_of_experts_counts_each_token_of_each_replica_once() {
             assert!(load.least_tokens <= 42 && load.most_tokens >= 43, "{layout:?}: {load:?}");
             assert!((load.largest_share - load.most_tokens as f64 / 256.0).abs() < 1e-12);
             assert_eq!(load.dead > 0, load.least_tokens == 0, "{layout:?}");
+            // In two layers.
+            assert_eq!(load.tokens.counts().iter().sum::<u64>(), 2 * 256, "{layout:?}");
+            assert_eq!((load.tokens.counts().len(), load.balance_loss), (6, None));
         }
-        let loads = |ran: &tests::RunRecord| ran.steps[0].expert_load;
+        let loads = |ran: &RunRecord| ran.steps[0].expert_load;
         assert_eq!(loads(&ran), loads(&run_sets(&base)), "{layout:?}");
     }
     assert_eq!(run_sets(BASE).steps[0].expert_load, None);
+}
+
+/// Trains on 64 documents of 3 to 12 tokens, of which every `every`-th target counts.
+fn run_documents(sets: &[&str], packing: Packing, every: usize) -> RunRecord {
+    let document = |n: u64| {
+        let length = 3 + random::below(1, n, 10) as usize;
+        let token = |i: usize| random::below(2, 100 * n + i as u64, 257) as u32;
+        Document {
+            tokens: (0..length).map(token).collect(),
+            counted: (0..length).map(|i| i > 0 && (i - 1).is_multiple_of(every)).collect(),
+        }
+    };
+    let documents: Vec<Document> = (0..64).map(document).collect();
+    let packs = packing == Packing::Documents;
+    let data = Corpus::of_documents(&documents, &documents[..1], 16, packs);
+    let base = with(&with(BASE, SPARSE), &["data.order=Shuffled"]);
+    let mut config = tiny(&with(&base, sets));
+    // Only a config with a format of documents can set this packing.
+    config.data.packing = packing;
+    let data = Arc::new(Dataset::from(data));
+    try_run_on(&data, &config, &lay_out(&config), &RunOptions::default()).unwrap()
+}
+
+#[test]
+fn padding_is_no_load_of_experts() {
+    for packing in [Packing::None, Packing::Documents] {
+        for layout in LAYOUTS {
+            let mut most = 0.0f64;
+            for step in run_documents(layout, packing, 2).steps {
+                let (load, padding) = (step.expert_load.unwrap(), step.contents.unwrap().padding);
+                most = most.max(padding);
+                // 8 samples of 16 tokens with 2 experts each, in two layers.
+                let pairs = (128.0 * (1.0 - padding) * 4.0).round() as u64;
+                let counts = load.tokens.counts();
+                assert_eq!(counts.iter().sum::<u64>(), pairs, "{packing:?} {layout:?}");
+            }
+            assert!(most > 0.0, "{packing:?} {layout:?}: no sample has padding");
+        }
+    }
+}
+
+/// A micro-batch is one sample, on each layout.
+#[test]
+fn the_balance_loss_of_a_step_is_that_of_its_micro_batches() {
+    // Experts with equally many tokens have k, or 1 for each of two layers.
+    for (balance, least) in [("HuggingFace", 2.0), ("Megatron", 2.0)] {
+        let set = format!("model.experts.balance={balance}(factor: 0.01)");
+        let base = with(&with(BASE, SPARSE), &[&set]);
+        let loss = |layout| {
+            let load = run_sets(&with(&base, layout)).steps[0].expert_load.unwrap();
+            load.balance_loss.unwrap()
+        };
+        let one = loss(&[]);
+        assert!(one > 0.9 * least && one < 2.0 * least, "{balance}: {one}");
+        for layout in LAYOUTS {
+            let other = loss(layout);
+            assert!((other / one - 1.0).abs() < 1e-5, "{balance} {layout:?}: {other}, not {one}");
+        }
+    }
+}
+
+/// The gradient of the balance loss is much larger than that of the loss.
+#[test]
+fn a_balance_loss_weighs_the_same_however_few_targets_count() {
+    let first = |balance: &str, every| {
+        let set = format!("model.experts.balance={balance}(factor: 1000)");
+        let sets = [set.as_str(), "parallel.data=2"];
+        let step = run_documents(&sets, Packing::None, every).steps[0];
+        (step.grad_norm, step.expert_load.unwrap().balance_loss.unwrap())
+    };
+    for balance in ["HuggingFace", "Megatron"] {
+        let ((all, value), (few, value_of_few)) = (first(balance, 1), first(balance, 3));
+        assert!((all / few - 1.0).abs() < 0.1, "{balance}: norms {all} and {few}");
+        assert!((value - value_of_few).abs() < 1e-9 && value > 0.9, "{balance}: {value}");
+    }
 }
 
 /// Values of all parameters of a model, and a batch.

@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, reason = "figures for --nocapture")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
+mod balance;
 mod packed;
 mod tensors;
 
@@ -127,7 +128,7 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
                 starts: None,
                 param: &|name| fixture.get(&theirs(model, name)),
             };
-            let PassResult { logits, loss, grads } = pass(&shape, layout.1, &given);
+            let PassResult { logits, loss, grads, .. } = pass(&shape, layout.1, &given);
             let difference = worst(&logits, fixture.get("logits"));
             assert!(difference < 1e-5, "{model} {sets:?}: logits are {difference:e} apart");
             let difference = (loss - fixture.get("loss")[0]).abs();

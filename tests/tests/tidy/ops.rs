@@ -30,6 +30,7 @@ const NOT_MEASURED: &[&str] = &[
     "CombineExperts",
     "CombineExpertsBackward",
     "ExpertLoad",
+    "BalanceLoss",
     "Zero",
     "ChunkSquares",
     "Broadcast",
@@ -48,6 +49,7 @@ const NOT_TIMED: &[&str] = &[
     "RouteBackward",
     "SortByExpert",
     "ExpertLoad",
+    "BalanceLoss",
     "Zero",
 ];
 

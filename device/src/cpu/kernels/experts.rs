@@ -13,9 +13,10 @@ mod route;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
-        Op::Route { .. } | Op::RouteBackward { .. } | Op::ExpertLoad { .. } => {
-            return route::run(op, m, workers);
-        }
+        Op::Route { .. }
+        | Op::RouteBackward { .. }
+        | Op::ExpertLoad { .. }
+        | Op::BalanceLoss { .. } => return route::run(op, m, workers),
         Op::GroupedGemm { .. } => return products::run(op, m, workers),
         // One thread passes over the pairs, so that it needs no histogram of each block.
         Op::SortByExpert { choices, offsets, order, places, .. } => {

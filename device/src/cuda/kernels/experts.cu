@@ -1,6 +1,9 @@
-// Mixture of experts: routing, its gradient, the sort of rows by expert, gathering, combination, and the experts' load. E `experts`,
-// at most 1024; k experts of a token, at most 32; pair t k + j is token t's choice in slot j. No sum uses atomics, so each has the
-// same bits at every run.
+// Mixture of experts: routing, its gradient, the sort of rows by expert, gathering, combination, the experts' load, and the balance
+// loss. E `experts`, at most 1024; k experts of a token, at most 32; pair t k + j is token t's choice in slot j. No sum uses atomics,
+// so each has the same bits at every run.
+
+// Target of a token that no document holds (device/src/op/experts.rs).
+#define PADDING (-2)
 
 // p = softmax of a row of logits. A warp has a row; all its lanes may read p afterwards.
 INLINE void row_softmax(const float* logits, float* p, int experts) {
@@ -54,10 +57,11 @@ KERNEL(128) route(const float* logits, float* weights, int* choices, u32 experts
   }
 }
 
-// Replaces logits by the gradient of them: dz = p (g - sum p g), where g = d_weights of the chosen experts plus `balance` (null: 0);
+// Replaces logits by the gradient of them: dz = p (g - sum p g), where g = d_weights of the chosen experts plus `balance` (null, and
+// for tokens with the target PADDING: 0);
 // with `normalize` the part of d_weights is w (d_weights - sum w d_weights), where w = p / (sum of the chosen p). A warp has a row.
-KERNEL(128) route_backward(float* logits, const int* choices, const float* d_weights, const float* balance, u32 experts, u32 k,
-                           u32 normalize, i64 rows) {
+KERNEL(128) route_backward(float* logits, const int* choices, const float* d_weights, const float* balance, const int* targets,
+                           u32 experts, u32 k, u32 normalize, i64 rows) {
   DYNAMIC_SHARED(shared);
   int lane = threadIdx.x % 32, count = experts;
   float* p = (float*)shared + threadIdx.x / 32 * experts;
@@ -73,6 +77,7 @@ KERNEL(128) route_backward(float* logits, const int* choices, const float* d_wei
     for (int j = 0; j < (int)k; j++) total += __shfl_sync(0xffffffffu, w, j);
     w = w / total;
   }
+  if (balance && targets[row] == PADDING) balance = nullptr;
   float dot = 0.0f, mean = 0.0f;
   for (int j = 0; j < (int)k; j++) dot += __shfl_sync(0xffffffffu, w * d, j);
   if (balance) {
@@ -220,14 +225,26 @@ KERNEL(256) combine_experts_backward(const void* d_out, const void* y, const int
   }
 }
 
-// load (E) += the number of each expert's rows.
-KERNEL(256) expert_load(const int* offsets, double* load, u32 experts) {
-  u32 expert = blockIdx.x * blockDim.x + threadIdx.x;
-  if (expert < experts) load[expert] += (double)(offsets[expert + 1] - offsets[expert]);
+// load (E) += the number of each expert's rows, but for those of tokens with the target PADDING. A block has one expert.
+KERNEL(256) expert_load(const int* offsets, const int* order, const int* targets, double* load, u32 k) {
+  __shared__ int counts[8];
+  int count = 0, end = offsets[blockIdx.x + 1];
+  for (int row = offsets[blockIdx.x] + (int)threadIdx.x; row < end; row += blockDim.x)
+    count += targets[(u32)order[row] / k] != PADDING;
+#pragma unroll
+  for (int other = 16; other; other /= 2) count += __shfl_xor_sync(0xffffffffu, count, other);
+  if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = count;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  int sum = 0;
+#pragma unroll
+  for (int warp = 0; warp < 8; warp++) sum += counts[warp];
+  load[blockIdx.x] += (double)sum;
 }
 
-// sums (blocks, E) = sums of softmax(logits) over the rows of a block, which has a row for each warp at a time.
-KERNEL(256) expert_shares(const float* logits, double* sums, u32 experts, i64 rows) {
+// sums (blocks, E) = sums of softmax(logits) over the rows of a block, which has a row for each warp at a time, but for those with
+// the target PADDING.
+KERNEL(256) expert_shares(const float* logits, const int* targets, double* sums, u32 experts, i64 rows) {
   DYNAMIC_SHARED(shared);
   const float* p = (const float*)shared;
   int warp = threadIdx.x / 32;
@@ -240,7 +257,8 @@ KERNEL(256) expert_shares(const float* logits, double* sums, u32 experts, i64 ro
     for (int j = 0; j < 4; j++) {
       u32 expert = threadIdx.x + 256 * j;
       if (expert < experts)
-        for (int row = 0; row < count; row++) of_thread[j] += (double)p[row * experts + expert];
+        for (int row = 0; row < count; row++)
+          if (targets[first + row] != PADDING) of_thread[j] += (double)p[row * experts + expert];
     }
     __syncthreads();
   }
@@ -259,4 +277,36 @@ KERNEL(256) add_expert_shares(const double* sums, double* shares, u32 count, u32
 #pragma unroll 8
   for (u32 row = 0; row < count; row++) sum += sums[row * experts + expert];
   shares[expert] += sum;
+}
+
+// value += the sum over the rows of scale / n^2 times the sum of counts shares, and grads = factor scale / n^2 counts, where n is the
+// sum of a row of counts divided by k; a row without counts is 0. counts, shares, grads (rows, E). One block; a thread sums a row at
+// a time, in the order of the experts.
+KERNEL(256) balance_loss(const double* counts, const double* shares, double* value, float* grads, u32 rows, u32 experts, u32 k,
+                         double scale, double factor) {
+  __shared__ double losses[256], scales[256];
+  double loss = 0.0;
+  for (u32 first = 0; first < rows; first += 256) {
+    u32 some = rows - first < 256 ? rows - first : 256;
+    if (threadIdx.x < some) {
+      i64 at = (i64)(first + threadIdx.x) * experts;
+      double chosen = 0.0, products = 0.0;
+      for (u32 expert = 0; expert < experts; expert++) {
+        chosen += counts[at + expert];
+        products += counts[at + expert] * shares[at + expert];
+      }
+      double tokens = chosen / (double)k, of_row = tokens > 0.0 ? scale / (tokens * tokens) : 0.0;
+      losses[threadIdx.x] = of_row * products;
+      scales[threadIdx.x] = factor * of_row;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+      for (u32 row = 0; row < some; row++) loss += losses[row];
+    for (u32 i = threadIdx.x; i < some * experts; i += 256) {
+      i64 at = (i64)first * experts + i;
+      grads[at] = (float)(scales[i / experts] * counts[at]);
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) value[0] += loss;
 }

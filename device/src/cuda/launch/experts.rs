@@ -16,6 +16,11 @@ const SHARE_BLOCKS: usize = 128;
 const SORT_THREADS: usize = 128;
 const SORT_BLOCKS: usize = 128;
 
+/// Threads of the only block of `balance_loss`, and of a block of `expert_load`, whose kernels have
+/// room in shared memory for so many.
+const BALANCE_THREADS: u32 = 256;
+const LOAD_THREADS: u32 = 256;
+
 /// Largest number of blocks by the second or third dimension of a grid.
 const MOST_ACROSS: usize = u16::MAX as usize;
 
@@ -90,9 +95,12 @@ impl Launcher<'_> {
             }
             Op::RouteBackward { logits, choices, d_weights, normalize, balance } => {
                 is(d_weights, Dtype::F32)?;
-                balance.map_or(Ok(()), |balance| is(balance, Dtype::F32))?;
+                let of_experts = balance.map(|balance| balance.of_experts);
+                let targets = balance.map(|balance| balance.targets);
+                of_experts.map_or(Ok(()), |t| is(t, Dtype::F32))?;
+                targets.map_or(Ok(()), |t| is(t, Dtype::I32))?;
                 let args = self.args(&[logits, choices, d_weights]);
-                let args = args.with(&[self.at_or_null(balance)]);
+                let args = args.with(&[self.at_or_null(of_experts), self.at_or_null(targets)]);
                 self.by_router("route_backward", logits, choices, args, normalize)?;
             }
             Op::SortByExpert { choices, offsets, order, places, scratch } => {
@@ -138,14 +146,24 @@ impl Launcher<'_> {
                 let args = args.with(&[rows as u64, cols as u64]);
                 self.launch(Launch::by_rows("combine_experts_backward", rows, cols, 256, args));
             }
-            Op::ExpertLoad { offsets, logits, load, shares } => {
-                is(offsets, Dtype::I32)?;
+            Op::ExpertLoad { offsets, order, targets, logits, load, shares } => {
+                [offsets, order, targets].into_iter().try_for_each(|t| is(t, Dtype::I32))?;
                 is(load, Dtype::F64)?;
-                let args = self.args(&[offsets, load]).with(&[load.len() as u64]);
-                self.launch(Launch::flat("expert_load", load.len(), args));
+                let k = per_token(order.len(), targets.len())?;
+                let args = self.args(&[offsets, order, targets, load]).with(&[k as u64]);
+                self.launch(Launch::new("expert_load", [load.len(), 1, 1], LOAD_THREADS, args));
                 if let Some(shares) = shares {
-                    self.expert_shares(logits, shares)?;
+                    self.expert_shares(logits, targets, shares)?;
                 }
+            }
+            Op::BalanceLoss { counts, shares, value, grads, per_token, scale, factor } => {
+                [counts, shares, value].into_iter().try_for_each(|t| is(t, Dtype::F64))?;
+                is(grads, Dtype::F32)?;
+                let (rows, experts) = counts.shape();
+                let args = self.args(&[counts, shares, value, grads]);
+                let args = args.with(&[rows as u64, experts as u64, per_token as u64]);
+                let args = args.with(&[scale.to_bits(), factor.to_bits()]);
+                self.launch(Launch::new("balance_loss", [1, 1, 1], BALANCE_THREADS, args));
             }
             _ => return no_kernel(op),
         }
@@ -228,12 +246,18 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    fn expert_shares(&mut self, logits: Tensor, shares: Tensor) -> Result<(), String> {
+    fn expert_shares(
+        &mut self,
+        logits: Tensor,
+        targets: Tensor,
+        shares: Tensor,
+    ) -> Result<(), String> {
         is(logits, Dtype::F32)?;
         is(shares, Dtype::F64)?;
         let (rows, experts) = logits.shape();
         let blocks = share_blocks(rows);
-        let args = self.args(&[logits]).with(&[self.scratch, experts as u64, rows as u64]);
+        let args = self.args(&[logits, targets]);
+        let args = args.with(&[self.scratch, experts as u64, rows as u64]);
         let launch = Launch::new("expert_shares", [blocks, 1, 1], 32 * SHARED_ROWS as u32, args);
         self.launch(Launch { shared_bytes: (4 * SHARED_ROWS * experts) as u32, ..launch });
         let args = Args::default().with(&[self.scratch, (self.at)(shares)]);

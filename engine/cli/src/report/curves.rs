@@ -52,6 +52,7 @@ pub(crate) struct Step {
     pub(crate) verified: Option<bool>,
     pub(crate) largest_expert_share: Option<f64>,
     pub(crate) dead_experts: Option<u64>,
+    pub(crate) balance_loss: Option<f64>,
 }
 
 /// Outcome of a step's speculative updates.
@@ -189,7 +190,7 @@ pub(crate) fn ranges(numbers: impl Iterator<Item = u64>) -> Vec<(u64, u64)> {
 }
 
 /// Columns of the table as CSV.
-pub(crate) const CSV: &str = "run,kind,step,tokens,loss,grad_norm,lr,loss_scale,step_seconds,tokens_per_second,skipped,device_memory,host_memory,ahead,targets,documents,padding,verified,largest_expert_share,dead_experts\n";
+pub(crate) const CSV: &str = "run,kind,step,tokens,loss,grad_norm,lr,loss_scale,step_seconds,tokens_per_second,skipped,device_memory,host_memory,ahead,targets,documents,padding,verified,largest_expert_share,dead_experts,balance_loss\n";
 
 /// Text of a value; empty if there is none.
 fn shown(value: Option<impl ToString>) -> String {
@@ -239,6 +240,7 @@ pub(crate) fn csv(runs: &[Curves]) -> String {
                 shown(step.verified),
                 shown(step.largest_expert_share),
                 shown(step.dead_experts),
+                shown(step.balance_loss),
             ];
             out.push_str(&format!("{name},step,{}\n", cells.join(",")));
         }
@@ -288,7 +290,7 @@ mod tests {
             (Some([2, 1, 1]), 5, 0)
         );
         let csv = csv(&[run]);
-        let column = csv.lines().map(|row| row.rsplit(',').nth(6).unwrap());
+        let column = csv.lines().map(|row| row.rsplit(',').nth(7).unwrap());
         assert!(column.eq(["ahead", "committed", "redone", "committed", "no", ""]), "{csv}");
         assert_eq!(read(&(STEP.to_owned() + "\n")).speculation_counts(), None);
     }
@@ -297,16 +299,17 @@ mod tests {
     fn targets_documents_padding_and_verified_steps_are_columns() {
         let of_documents = r#","targets":40,"documents":3,"padding":0.25,"verified":true}"#;
         let csv = csv(&[read(&(STEP.replace('}', of_documents) + "\n"))]);
-        assert!(csv.ends_with(",,40,3,0.25,true,,\n"), "{csv}");
-        let columns = ",targets,documents,padding,verified,largest_expert_share,dead_experts\n";
+        assert!(csv.ends_with(",,40,3,0.25,true,,,\n"), "{csv}");
+        let columns =
+            ",targets,documents,padding,verified,largest_expert_share,dead_experts,balance_loss\n";
         assert!(csv.starts_with(CSV) && CSV.ends_with(columns));
     }
 
     #[test]
-    fn the_load_of_experts_is_two_columns() {
-        let load = r#","largest_expert_share":0.5,"dead_experts":3}"#;
+    fn the_load_of_experts_is_three_columns() {
+        let load = r#","expert_tokens":[0,4],"largest_expert_share":0.5,"dead_experts":3,"balance_loss":1.25}"#;
         let csv = csv(&[read(&(STEP.replace('}', load) + "\n"))]);
-        assert!(csv.ends_with(",,,,,0.5,3\n"), "{csv}");
+        assert!(csv.ends_with(",,,,,0.5,3,1.25\n"), "{csv}");
     }
 
     #[test]
@@ -315,9 +318,9 @@ mod tests {
             |step| format!("{{\"kind\":\"eval\",\"step\":{step},\"loss\":null,\"whole\":true}}\n");
         let run = read(&format!("{}{STEP}\n{}", eval(0), eval(1)));
         let rows = [
-            "\"a,b\",eval,0,,,,,,,,,,,,,,,,,\n",
-            "\"a,b\",step,1,50,5.5,,0.001,1,0.5,100,true,,,,,,,,,\n",
-            "\"a,b\",eval,1,,,,,,,,,,,,,,,,,\n",
+            "\"a,b\",eval,0,,,,,,,,,,,,,,,,,,\n",
+            "\"a,b\",step,1,50,5.5,,0.001,1,0.5,100,true,,,,,,,,,,\n",
+            "\"a,b\",eval,1,,,,,,,,,,,,,,,,,,\n",
         ];
         assert_eq!(csv(&[run]), CSV.to_owned() + &rows.concat());
         assert!(rows.iter().all(|row| row.matches(',').count() == CSV.matches(',').count() + 1));

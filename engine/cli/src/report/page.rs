@@ -211,7 +211,7 @@ fn plots(runs: &[Curves]) -> String {
         });
         [of_evals(run, run.name.clone(), &|eval| eval.loss)].into_iter().chain(sets)
     });
-    let all: [(&str, &str, Vec<Series>); 10] = [
+    let all: [(&str, &str, Vec<Series>); 11] = [
         ("Loss", "nats per token", of_steps(|step| step.loss)),
         ("Validation loss", "nats per token", validation.collect()),
         ("Learning rate", "", of_steps(|step| step.lr)),
@@ -226,6 +226,7 @@ fn plots(runs: &[Curves]) -> String {
             of_steps(|step| step.largest_expert_share),
         ),
         ("Experts without a token", "", of_steps(|step| step.dead_experts.map(|dead| dead as f64))),
+        ("Balance loss, without its factor", "", of_steps(|step| step.balance_loss)),
     ];
     let mut out = String::new();
     for (title, unit, mut series) in all {

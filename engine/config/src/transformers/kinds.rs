@@ -96,7 +96,7 @@ struct LackingPart {
     keys: &'static [&'static str],
 }
 
-const LACKING: [LackingPart; 6] = [
+const LACKING: [LackingPart; 9] = [
     LackingPart {
         what: "a sparse indexer of keys and values",
         families: &["deepseek_v32", "deepseek_v4", "glm_moe_dsa", "qwen4_exp", "mistral_large4"],
@@ -129,22 +129,76 @@ const LACKING: [LackingPart; 6] = [
         keys: &["state_size", "ssm_cfg", "mamba_d_state", "attention_hidden_size"],
     },
     LackingPart {
-        what: "a mixture of experts",
+        what: "attention sinks",
+        families: &["gpt_oss", "deepseek_v4", "mimo_v2_flash", "granitemoe_swa", "hy_v4"],
+        in_name: &[],
+        keys: &[],
+    },
+    LackingPart {
+        what: "gates of experts with biases and limits",
+        families: &["gpt_oss"],
+        in_name: &[],
+        keys: &[],
+    },
+    LackingPart {
+        what: "routing by sigmoids",
         families: &[
-            "dbrx",
-            "gpt_oss",
-            "deepseek_v2",
             "deepseek_v3",
-            "deepseek_v4",
-            "mistral4",
+            "dots1",
+            "exaone_moe",
+            "glm4_moe",
+            "glm4v_moe",
+            "glm_moe_dsa",
+            "hy_v3",
+            "hy_v4",
             "kimi_k",
             "kimi_linear",
+            "lfm2_moe",
+            "llama4",
+            "mimo_v2_flash",
+            "minimax_m2",
+            "solar_open",
         ],
-        in_name: &["moe"],
-        keys: &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"],
+        in_name: &[],
+        keys: &[],
+    },
+    LackingPart {
+        what: "shared experts",
+        families: &[
+            "cohere2_moe",
+            "deepseek_v",
+            "dots1",
+            "ernie4_5_moe",
+            "exaone_moe",
+            "glm4_moe",
+            "glm4v_moe",
+            "glm_moe_dsa",
+            "hy_v3",
+            "hy_v4",
+            "kimi_k",
+            "kimi_linear",
+            "llama4",
+            "mistral4",
+            "mistral_large4",
+            "qwen2_moe",
+            "qwen3_5_moe",
+            "qwen3_next",
+            "qwen4_exp",
+            "solar_open",
+        ],
+        in_name: &[],
+        keys: &["shared_expert_intermediate_size", "n_shared_experts", "num_shared_experts"],
     },
     LackingPart { what: "an encoder", families: &[], in_name: &[], keys: &["is_encoder_decoder"] },
 ];
+
+/// Signs of a mixture of experts. onebox has some of their classes.
+const EXPERTS: LackingPart = LackingPart {
+    what: "a mixture of experts",
+    families: &["dbrx"],
+    in_name: &["moe"],
+    keys: &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"],
+};
 
 /// Families whose parts no key of [`LACKING`] shows.
 const FAMILIES: [(&str, &str); 3] = [
@@ -189,6 +243,12 @@ fn lacking(kind: &str, keys: &Keys, inner: Option<&Map<String, Value>>) -> Optio
         [] if linear => {
             return Some("it has layers of linear attention, which onebox lacks".into());
         }
+        [] if has(&&EXPERTS) => {
+            let known = ModelClass::ALL.into_iter().filter(|class| class.has_experts());
+            let known: Vec<&str> = known.map(ModelClass::model_type).collect();
+            let (what, known) = (EXPERTS.what, known.join(", "));
+            return Some(format!("it has {what} of another class: onebox has those of {known}"));
+        }
         [] => {}
         [one] => return Some(format!("it has {one}, which onebox lacks")),
         [ref first @ .., last] => {
@@ -229,26 +289,41 @@ mod tests {
     /// Source: the classes of transformers 5.24.
     #[test]
     fn a_family_is_refused_for_the_parts_that_onebox_lacks() {
-        let experts = "it has a mixture of experts, which onebox lacks";
+        let experts = "it has a mixture of experts of another class: onebox has those of qwen3_moe, mixtral, olmoe";
         for (config, message) in [
-            (json!({ "model_type": "qwen2_moe", "num_experts": 60 }), experts),
+            (json!({ "model_type": "granitemoe", "num_local_experts": 32 }), experts),
+            (json!({ "model_type": "new", "num_experts": 60 }), experts),
             (json!({ "model_type": "dbrx" }), experts),
-            (json!({ "model_type": "gpt_oss", "num_local_experts": 32 }), experts),
-            (json!({ "model_type": "glm4_moe", "n_routed_experts": 128 }), experts),
+            (
+                json!({ "model_type": "qwen2_moe", "num_experts": 60 }),
+                "it has shared experts, which onebox lacks",
+            ),
+            (
+                json!({ "model_type": "new", "num_experts": 60, "n_shared_experts": 2 }),
+                "it has shared experts, which onebox lacks",
+            ),
+            (
+                json!({ "model_type": "gpt_oss", "num_local_experts": 32 }),
+                "it has attention sinks and gates of experts with biases and limits, which onebox lacks",
+            ),
+            (
+                json!({ "model_type": "glm4_moe", "n_routed_experts": 128 }),
+                "it has routing by sigmoids and shared experts, which onebox lacks",
+            ),
             (
                 json!({ "model_type": "deepseek_v3", "kv_lora_rank": 512, "n_routed_experts": 256 }),
-                "it has multi-head latent attention (MLA) and a mixture of experts, which onebox lacks",
+                "it has multi-head latent attention (MLA), routing by sigmoids and shared experts, which",
             ),
             (
                 json!({ "model_type": "deepseek_v32", "kv_lora_rank": 512, "n_routed_experts": 256 }),
-                "a sparse indexer of keys and values, multi-head latent attention (MLA) and a mixture",
+                "a sparse indexer of keys and values, multi-head latent attention (MLA), routing",
             ),
             (json!({ "model_type": "glm_moe_dsa" }), "it has a sparse indexer"),
             (json!({ "model_type": "qwen4_exp" }), "it has a sparse indexer"),
             (json!({ "model_type": "mistral_large4" }), "it has a sparse indexer"),
             (
                 json!({ "model_type": "qwen3_next", "linear_num_key_heads": 16, "num_experts": 512 }),
-                "it has gated delta nets (linear attention) and a mixture of experts",
+                "it has gated delta nets (linear attention) and shared experts",
             ),
             (
                 json!({ "model_type": "qwen3_5", "text_config": { "model_type": "qwen3_5_text" } }),
@@ -256,7 +331,7 @@ mod tests {
             ),
             (
                 json!({ "model_type": "qwen3_5_moe", "text_config": { "model_type": "qwen3_5_moe_text" } }),
-                "it has gated delta nets (linear attention) and a mixture of experts",
+                "it has gated delta nets (linear attention) and shared experts",
             ),
             (
                 json!({ "model_type": "minimax", "layer_types": ["linear_attention"] }),

@@ -3,6 +3,7 @@
 
 pub(super) mod era;
 
+use config::LoadDistribution;
 use device::{Group, Rank};
 use era::Era2020;
 use std::collections::BTreeMap;
@@ -33,6 +34,8 @@ pub struct Gpu {
     pub sm: u32,
     /// The kernels of attention.
     pub attention: AttentionKernels,
+    /// The rows of each expert.
+    pub expert_load: LoadDistribution,
     /// The software of ZeRO-Offload's authors in 2020, if it is simulated.
     pub as_of_2020: Option<Era2020>,
 }

@@ -48,8 +48,8 @@ pub enum WorkKind {
         /// Whether a bias is added to the rows of the result.
         bias: bool,
     },
-    /// A matmul for each expert of a mixture of experts. Rows of an expert are data: the costs divide
-    /// them evenly.
+    /// A matmul for each expert of a mixture of experts. Rows of an expert are data: the costs assume a
+    /// division (`device.expert_load`).
     GroupedGemm {
         /// Kind of the matmuls.
         form: GroupedForm,

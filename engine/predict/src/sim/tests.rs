@@ -37,6 +37,7 @@ fn pair() -> Hardware {
             processors: 80,
             sm: 80,
             attention: AttentionKernels::Own,
+            expert_load: config::LoadDistribution::Even,
             as_of_2020: None,
         },
         links: vec![10e9],

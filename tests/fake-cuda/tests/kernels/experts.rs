@@ -2,7 +2,8 @@
 
 use crate::in_each_type;
 use crate::rig::{Rig, VALUES, normal};
-use device::{Dtype, ExpertWeights, GroupedForm, Op, Tensor, expert_sort_scratch, random};
+use device::{BalanceGradient, Dtype, ExpertWeights, GroupedForm, Op, PADDING, Tensor};
+use device::{expert_sort_scratch, random};
 
 /// First row of each expert, for these numbers of rows.
 pub(crate) fn offsets_of(rows: &[usize]) -> Vec<i32> {
@@ -153,6 +154,18 @@ fn routes_choose_the_same_experts_and_ties_go_to_the_lower_index() {
     }
 }
 
+/// Targets of tokens of which no document holds every third one.
+fn targets_of(rig: &mut Rig, tokens: usize) -> Tensor {
+    let target = |token: usize| if token % 3 == 2 { PADDING } else { token as i32 - 1 };
+    rig.put_ints(&(0..tokens).map(target).collect::<Vec<_>>())
+}
+
+/// The gradient of a balance loss.
+pub(crate) fn balance_of(rig: &mut Rig, tokens: usize, experts: usize) -> BalanceGradient {
+    let of_experts = rig.put_noise(Dtype::F32, (1, experts), 4);
+    BalanceGradient { of_experts, targets: targets_of(rig, tokens) }
+}
+
 #[test]
 fn gradients_of_routes_agree() {
     for ([tokens, experts, per_token], skew) in ROUTES.iter().flat_map(|r| [(*r, 0), (*r, 1)]) {
@@ -163,7 +176,7 @@ fn gradients_of_routes_agree() {
             let weights = rig.out(Dtype::F32, (tokens, per_token));
             let choices = rig.out(Dtype::I32, (tokens, per_token));
             let d_weights = rig.put_noise(Dtype::F32, (tokens, per_token), 3);
-            let balance = rig.put_noise(Dtype::F32, (1, experts), 4);
+            let balance = balance_of(&mut rig, tokens, experts);
             let balance = balanced.then_some(balance);
             let mut pair = rig.open();
             pair.check(&Op::Route { logits, weights, choices, normalize }, 1e-6, 4.0);
@@ -248,19 +261,33 @@ fn rows_of_experts_are_gathered_and_combined_with_the_same_bits() {
     });
 }
 
-/// Checks the load of experts, and the sums of their shares.
+/// Checks the load of experts, the sums of their shares, and a balance loss of them.
 #[track_caller]
 pub(crate) fn check_load(mut rig: Rig, tokens: usize, experts: usize) {
-    let rows: Vec<usize> = (0..experts).map(|e| e % 3).collect();
+    let per_token = experts.min(3);
+    let pairs = tokens * per_token;
+    // Few experts have many rows, and some have none.
+    let mut rows = vec![0; experts];
+    (0..pairs).for_each(|pair| rows[pair * pair % experts] += 1);
+    let order: Vec<i32> = (0..pairs as i32).rev().collect();
     let [z, _] = logits_of(1, tokens, experts);
     let logits = rig.put(Dtype::F32, (tokens, experts), &z);
-    let offsets = rig.put_ints(&offsets_of(&rows));
+    let (offsets, order) = (rig.put_ints(&offsets_of(&rows)), rig.put_ints(&order));
+    let targets = targets_of(&mut rig, tokens);
     let [load, shares] = [2, 3].map(|seed| rig.put_noise(Dtype::F64, (1, experts), seed));
+    // A row without tokens, and more rows than the kernel has threads.
+    let counts = (0..300 * experts).map(|i| if i < experts { 0.0 } else { (i % 7) as f64 });
+    let counts = rig.put(Dtype::F64, (300, experts), &counts.collect::<Vec<_>>());
+    let of_rows = rig.put_noise(Dtype::F64, (300, experts), 4);
+    let (value, grads) = (rig.put(Dtype::F64, (1, 1), &[0.5]), rig.out(Dtype::F32, (300, experts)));
     let mut pair = rig.open();
-    pair.check_exact(&Op::ExpertLoad { offsets, logits, load, shares: None });
+    let of = |shares| Op::ExpertLoad { offsets, order, targets, logits, load, shares };
+    pair.check_exact(&of(None));
     // The load is a whole number more.
-    let op = Op::ExpertLoad { offsets, logits, load, shares: Some(shares) };
-    pair.check(&op, 1e-6 * (tokens as f64).sqrt(), 0.0);
+    pair.check(&of(Some(shares)), 1e-6 * (tokens as f64).sqrt(), 0.0);
+    let (shares, scale, factor) = (of_rows, experts as f64, 0.25);
+    let op = Op::BalanceLoss { counts, shares, value, grads, per_token, scale, factor };
+    pair.check_exact(&op);
 }
 
 #[test]

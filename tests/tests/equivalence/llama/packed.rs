@@ -170,12 +170,12 @@ fn logits_loss_and_gradients_of_documents_side_by_side_are_those_of_each_alone()
         let count = samples.iter().flatten().count();
         let shape =
             DecoderShape { micro_batch: count, ..model.shape((1, 1, false, Recompute::None)) };
-        let PassResult { logits, loss, grads } = model.pass(&shape, 1, &alone(&samples));
+        let PassResult { logits, loss, grads, .. } = model.pass(&shape, 1, &alone(&samples));
         let want = of_documents(&logits, &samples);
         let (want_loss, want_grads) = (loss * count as f64, scaled(grads, count as f64));
         for layout in LAYOUTS {
             let (shape, run) = (model.shape(layout), format!("{} {layout:?}", model.name));
-            let PassResult { logits, loss, grads } =
+            let PassResult { logits, loss, grads, .. } =
                 model.pass(&shape, layout.1, &packed(&samples));
             let difference = worst(&logits, &want);
             assert!(difference < 5e-6, "{run}: logits are {difference:e} apart");

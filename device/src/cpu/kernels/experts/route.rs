@@ -2,9 +2,9 @@
 
 use super::super::math::{dot, exp, max, sum, vectorised};
 use super::super::{Memory, not_a_kernel, slice, slice_mut};
-use super::indices;
+use super::{ExpertOffsets, indices};
 use crate::cpu::workers::{Slice, Workers};
-use crate::op::{MOST_CHOICES, MOST_EXPERTS, Op};
+use crate::op::{BalanceGradient, MOST_CHOICES, MOST_EXPERTS, Op, PADDING};
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
@@ -26,28 +26,51 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             let ((tokens, experts), per_token) = (logits.shape(), choices.shape().1);
             let choices = indices(m, choices, experts)?;
             let d_weights = slice::<f32>(m, d_weights)?;
-            let balance = balance.map(|balance| slice::<f32>(m, balance)).transpose()?;
+            let balance = match balance {
+                None => None,
+                Some(BalanceGradient { of_experts, targets }) => {
+                    Some((slice::<f32>(m, of_experts)?, slice::<i32>(m, targets)?))
+                }
+            };
             let work = logits.len();
             let logits = Slice { data: slice_mut::<f32>(m, logits)?, each: experts };
             workers.split(tokens, work, logits, &|tokens, logits, _| {
                 let pairs = tokens.start * per_token..tokens.end * per_token;
                 let (choices, d_weights) = (&choices[pairs.clone()], &d_weights[pairs]);
+                let balance = balance.map(|(of_experts, targets)| (of_experts, &targets[tokens]));
                 let given = RouteGradients { choices, d_weights, per_token, normalize, balance };
                 differentiate(logits.data, experts, given);
             });
         }
-        Op::ExpertLoad { offsets, logits, load, shares } => {
-            let offsets = slice::<i32>(m, offsets)?;
-            if !offsets.is_sorted() {
-                return Err("`offsets` of experts decrease".into());
+        Op::ExpertLoad { offsets, order, targets, logits, load, shares } => {
+            let ((tokens, experts), rows) = (logits.shape(), order.len());
+            let offsets = ExpertOffsets::new(slice(m, offsets)?, rows)?;
+            let (order, targets) = (indices(m, order, rows)?, slice::<i32>(m, targets)?);
+            let per_token = rows / tokens.max(1);
+            let is_held = |pair: &&i32| targets[**pair as usize / per_token] != PADDING;
+            for (expert, load) in slice_mut::<f64>(m, load)?.iter_mut().enumerate() {
+                *load += order[offsets.rows(expert)].iter().filter(is_held).count() as f64;
             }
-            for (load, rows) in slice_mut::<f64>(m, load)?.iter_mut().zip(offsets.windows(2)) {
-                *load += f64::from(rows[1]) - f64::from(rows[0]);
-            }
-            let (experts, logits) = (logits.shape().1, slice::<f32>(m, logits)?);
             if let Some(shares) = shares {
-                add_shares(logits, experts, slice_mut::<f64>(m, shares)?);
+                let logits = slice::<f32>(m, logits)?;
+                add_shares(logits, targets, experts, slice_mut::<f64>(m, shares)?);
             }
+        }
+        Op::BalanceLoss { counts, shares, value, grads, per_token, scale, factor } => {
+            let experts = counts.shape().1;
+            let (counts, shares) = (slice::<f64>(m, counts)?, slice::<f64>(m, shares)?);
+            let rows = counts.chunks_exact(experts).zip(shares.chunks_exact(experts));
+            let grads = slice_mut::<f32>(m, grads)?.chunks_exact_mut(experts);
+            let mut loss = 0.0;
+            for ((counts, shares), grads) in rows.zip(grads) {
+                let tokens = counts.iter().sum::<f64>() / per_token as f64;
+                let scale = if tokens > 0.0 { scale / (tokens * tokens) } else { 0.0 };
+                let products = counts.iter().zip(shares).map(|(count, share)| count * share);
+                loss += scale * products.sum::<f64>();
+                let scale = factor * scale;
+                grads.iter_mut().zip(counts).for_each(|(d, count)| *d = (scale * count) as f32);
+            }
+            slice_mut::<f64>(m, value)?[0] += loss;
         }
         _ => return not_a_kernel(),
     }
@@ -115,8 +138,8 @@ struct RouteGradients<'a> {
     d_weights: &'a [f32],
     per_token: usize,
     normalize: bool,
-    /// Gradient of each expert's p, for every row.
-    balance: Option<&'a [f32]>,
+    /// Gradient of each expert's p, for every row that a document holds, and the targets of the rows.
+    balance: Option<(&'a [f32], &'a [i32])>,
 }
 
 /// Replaces logits (tokens, experts) by their gradient.
@@ -132,7 +155,10 @@ fn differentiate(logits: &mut [f32], experts: usize, given: RouteGradients<'_>) 
             let mut p = [0.0; MOST_EXPERTS];
             let p = &mut p[..experts];
             let pairs = choices.chunks_exact(per_token).zip(d_weights.chunks_exact(per_token));
-            for (logits, (choices, d_weights)) in logits.chunks_exact_mut(experts).zip(pairs) {
+            let rows = logits.chunks_exact_mut(experts).zip(pairs);
+            for (row, (logits, (choices, d_weights))) in rows.enumerate() {
+                let balance = balance.filter(|(_, targets)| targets[row] != PADDING);
+                let balance = balance.map(|(of_experts, _)| of_experts);
                 softmax(logits, p);
                 let of_choices = choices.iter().map(|expert| p[*expert as usize]);
                 let total = of_choices.fold(0.0f32, |total, p| total + p);
@@ -163,15 +189,16 @@ fn differentiate(logits: &mut [f32], experts: usize, given: RouteGradients<'_>) 
     );
 }
 
-/// shares (experts) += sums of p over the rows, in order. One thread sums, since a sum in fp64 by
-/// blocks of rows would need fp64 scratch.
-fn add_shares(logits: &[f32], experts: usize, shares: &mut [f64]) {
+/// shares (experts) += sums of p over the rows that a document holds, in order. One thread sums,
+/// since a sum in fp64 by blocks of rows would need fp64 scratch.
+fn add_shares(logits: &[f32], targets: &[i32], experts: usize, shares: &mut [f64]) {
     vectorised(
         #[inline(always)]
         || {
             let mut p = [0.0; MOST_EXPERTS];
             let p = &mut p[..experts];
-            for logits in logits.chunks_exact(experts) {
+            let rows = logits.chunks_exact(experts).zip(targets);
+            for (logits, _) in rows.filter(|(_, target)| **target != PADDING) {
                 softmax(logits, p);
                 shares.iter_mut().zip(&*p).for_each(|(share, p)| *share += f64::from(*p));
             }

@@ -1,5 +1,7 @@
 use super::super::testing::{Rig, TYPES, assert_close, differences, inner, noise};
-use crate::op::{ExpertWeights, GroupedForm, MOST_EXPERTS, Op, expert_sort_scratch};
+use crate::op::{
+    BalanceGradient, ExpertWeights, GroupedForm, MOST_EXPERTS, Op, PADDING, expert_sort_scratch,
+};
 use crate::{Dtype, Tensor};
 
 /// Choices of 2 of 4 experts by 4 tokens. No token chooses expert 2.
@@ -101,17 +103,25 @@ fn the_gradient_of_a_route_is_that_of_its_weights_and_of_the_balance() {
         let z: Vec<f64> = noise(2, tokens * experts).iter().map(|z| 2.0 * z).collect();
         let d = noise(3, tokens * per_token);
         let b = noise(4, experts);
+        // No document holds the last two tokens: the balance of the experts does not see them.
+        let held = tokens - 2;
+        let targets: Vec<i32> =
+            (0..tokens).map(|t| if t < held { t as i32 - 1 } else { PADDING }).collect();
         for (normalize, balanced) in [(false, false), (false, true), (true, false), (true, true)] {
             let [choices, _] = route(1, &z, experts, per_token, normalize);
             let mut rig = Rig::new(1);
             let logits = rig.put(Dtype::F32, (tokens, experts), &z);
             let chosen = rig.put(Dtype::I32, (tokens, per_token), &choices);
             let d_weights = rig.put(Dtype::F32, (tokens, per_token), &d);
-            let balance = balanced.then(|| rig.put(Dtype::F32, (1, experts), &b));
+            let balance = balanced.then(|| {
+                let of_experts = rig.put(Dtype::F32, (1, experts), &b);
+                BalanceGradient { of_experts, targets: rig.put_ints(&targets) }
+            });
             rig.run(&Op::RouteBackward { logits, choices: chosen, d_weights, normalize, balance });
             let want = differences(&z, |z| {
                 let p: Vec<f64> = z.chunks(experts).flat_map(softmax).collect();
-                let by_balance: f64 = p.chunks(experts).map(|p| inner(p, &b)).sum();
+                let rows = p.chunks(experts).take(held);
+                let by_balance: f64 = rows.map(|p| inner(p, &b)).sum();
                 let weights = weights_of(z, experts, &choices, normalize);
                 inner(&weights, &d) + if balanced { by_balance } else { 0.0 }
             });
@@ -402,7 +412,9 @@ fn threads_change_no_bit() {
         let (weights, d_y) = (t_weights, y);
         rig.run(&Op::CombineExpertsBackward { d_out: x, y, places, weights, d_y, d_weights });
         let t_logits = rig.put(Dtype::F32, (tokens, experts), &logits);
-        let balance = Some(rig.put(Dtype::F32, (1, experts), &noise(3, experts)));
+        let of_experts = rig.put(Dtype::F32, (1, experts), &noise(3, experts));
+        let targets = rig.out(Dtype::I32, (1, tokens));
+        let balance = Some(BalanceGradient { of_experts, targets });
         let (normalize, logits) = (false, t_logits);
         rig.run(&Op::RouteBackward { logits, choices: chosen, d_weights, normalize, balance });
         [choices, rig.get(weights), rig.get(out), rig.get(y), rig.get(d_weights), rig.get(logits)]
@@ -415,16 +427,61 @@ fn loads_and_shares_are_added_to_the_old_sums() {
     let mut rig = Rig::new(1);
     let z = noise(1, 4 * 4);
     let (offsets, logits) = (rig.put_ints(&OFFSETS), rig.put(Dtype::F32, (4, 4), &z));
+    let (order, targets) = (rig.put_ints(&ORDER), rig.put_ints(&[5, -1, 0, -100]));
     let load = rig.put(Dtype::F64, (1, 4), &[10.0, 20.0, 30.0, 40.0]);
     let sums = rig.put(Dtype::F64, (1, 4), &[1.0, 2.0, 3.0, 4.0]);
-    rig.run(&Op::ExpertLoad { offsets, logits, load, shares: Some(sums) });
+    let op = |load, shares| Op::ExpertLoad { offsets, order, targets, logits, load, shares };
+    rig.run(&op(load, Some(sums)));
     assert_eq!(rig.get(load), [13.0, 22.0, 30.0, 43.0]);
     let p: Vec<f64> = z.chunks(4).flat_map(softmax).collect();
     let want: Vec<f64> =
         (0..4).map(|e| (e + 1) as f64 + p.iter().skip(e).step_by(4).sum::<f64>()).collect();
     assert_close(&rig.get(sums), &want, 1e-6, 0.0);
-    rig.run(&Op::ExpertLoad { offsets, logits, load, shares: None });
+    rig.run(&op(load, None));
     assert_eq!(rig.get(load), [16.0, 24.0, 30.0, 46.0]);
+}
+
+#[test]
+fn tokens_of_no_document_are_no_load_and_have_no_share() {
+    let mut rig = Rig::new(1);
+    let z = noise(1, 4 * 4);
+    let (offsets, logits) = (rig.put_ints(&OFFSETS), rig.put(Dtype::F32, (4, 4), &z));
+    // The second token chose experts 0 and 1, and the last one 0 and 3.
+    let (order, targets) = (rig.put_ints(&ORDER), rig.put_ints(&[5, PADDING, -1, PADDING]));
+    let load = rig.put(Dtype::F64, (1, 4), &[0.0; 4]);
+    let sums = rig.put(Dtype::F64, (1, 4), &[0.0; 4]);
+    rig.run(&Op::ExpertLoad { offsets, order, targets, logits, load, shares: Some(sums) });
+    assert_eq!(rig.get(load), [1.0, 1.0, 0.0, 2.0]);
+    let p: Vec<Vec<f64>> = z.chunks(4).map(softmax).collect();
+    let want: Vec<f64> = (0..4).map(|e| p[0][e] + p[2][e]).collect();
+    assert_close(&rig.get(sums), &want, 1e-6, 0.0);
+}
+
+#[test]
+fn a_balance_loss_has_its_value_and_its_slopes() {
+    let (per_token, scale, factor) = (2usize, 3.0, 0.25);
+    // The second row has no tokens.
+    let counts = [4.0, 1.0, 3.0, 0.0, 0.0, 0.0, 0.0, 6.0, 2.0];
+    let shares: Vec<f64> = (0..9).map(|i| 0.5 + 0.25 * f64::from(i)).collect();
+    let loss = |shares: &[f64]| -> f64 {
+        let rows = counts.chunks(3).zip(shares.chunks(3));
+        let of_row = |(c, s): (&[f64], &[f64])| {
+            let tokens = c.iter().sum::<f64>() / per_token as f64;
+            if tokens > 0.0 { scale * inner(c, s) / (tokens * tokens) } else { 0.0 }
+        };
+        rows.map(of_row).sum()
+    };
+    let mut rig = Rig::new(1);
+    let t_counts = rig.put(Dtype::F64, (3, 3), &counts);
+    let t_shares = rig.put(Dtype::F64, (3, 3), &shares);
+    let value = rig.put(Dtype::F64, (1, 1), &[100.0]);
+    let grads = rig.out(Dtype::F32, (3, 3));
+    let (counts, shares_of) = (t_counts, t_shares);
+    let op = Op::BalanceLoss { counts, shares: shares_of, value, grads, per_token, scale, factor };
+    rig.run(&op);
+    assert_close(&rig.get(value), &[100.0 + loss(&shares)], 1e-12, 0.0);
+    let slopes: Vec<f64> = differences(&shares, loss).iter().map(|d| factor * d).collect();
+    assert_close(&rig.get(grads), &slopes, 1e-6, 1e-5);
 }
 
 #[test]
@@ -440,8 +497,10 @@ fn indices_and_offsets_that_do_not_fit_are_errors() {
     let (places, out) = (ints(&mut rig, (2, 2), &[0, 1, 2, -3]), rig.out(Dtype::F32, (2, 3)));
     says(&mut rig, &Op::CombineExperts { y, places, weights: None, out }, "-3 is no index");
     let (logits, load) = (rig.out(Dtype::F32, (2, 2)), rig.out(Dtype::F64, (1, 2)));
-    let offsets = rig.put_ints(&[0, 3, 2]);
-    says(&mut rig, &Op::ExpertLoad { offsets, logits, load, shares: None }, "decrease");
+    let (offsets, four) = (rig.put_ints(&[0, 5, 4]), rig.put_ints(&[0, 1, 2, 3]));
+    let (targets, shares) = (rig.put_ints(&[0, 1]), None);
+    let op = Op::ExpertLoad { offsets, order: four, targets, logits, load, shares };
+    says(&mut rig, &op, "do not divide 4 rows");
     let all = rig.out(Dtype::F32, (1, 2 * 15));
     let experts = ExpertWeights { all, shape: (5, 3), count: 2, stride: 15 };
     let c = Some(rig.out(Dtype::F32, (4, 5)));

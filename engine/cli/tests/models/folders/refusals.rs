@@ -268,14 +268,14 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
             "experts",
             78,
             kind("qwen2_moe", json!({ "num_experts": 60 })),
-            "it has a mixture of experts, which onebox lacks",
+            "it has shared experts, which onebox lacks",
         ),
         ("experts by name", 78, kind("dbrx", json!({})), "a mixture of experts"),
         (
             "experts by key",
             78,
-            kind("gpt_oss", json!({ "num_local_experts": 32 })),
-            "a mixture of experts",
+            kind("granitemoe", json!({ "num_local_experts": 32 })),
+            "onebox has those of qwen3_moe",
         ),
         (
             "images",

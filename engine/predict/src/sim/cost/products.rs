@@ -3,7 +3,10 @@
 use super::WIDE_SHARE;
 use crate::sim::hardware::Gpu;
 use crate::sim::program::Work;
+use config::LoadDistribution;
 use device::GroupedForm;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 /// Rows and columns of the tile that a multiprocessor computes, and its speed: a smaller tile fetches
 /// more operands for each sum. A library chooses the fastest tile for a shape.
@@ -56,9 +59,9 @@ pub(super) fn seconds(gpu: &Gpu, work: &Work, m: usize, n: usize, k: usize) -> f
 /// kernels have one tile each.
 const GROUPED_TILES: [[f64; 3]; 2] = [[128.0, 128.0, 0.97], [64.0, 64.0, 0.75]];
 
-/// Seconds of the matmuls of `experts` matrices of `shape`, with `rows` rows that are divided evenly
-/// between them. A tile takes as long as the same tile of an ordinary matmul. That is an assumption:
-/// the kernels of grouped matmuls have not been timed.
+/// Seconds of the matmuls of `experts` matrices of `shape`, with `rows` rows that are divided between
+/// them by the GPU's `expert_load`. A tile takes as long as the same tile of an ordinary matmul. That
+/// is an assumption: the kernels of grouped matmuls have not been timed.
 pub(super) fn grouped_seconds(
     gpu: &Gpu,
     work: &Work,
@@ -68,34 +71,85 @@ pub(super) fn grouped_seconds(
     shape: (usize, usize),
 ) -> f64 {
     let tile = GROUPED_TILES[usize::from(work.wide)];
-    let terms = grouped_terms(gpu.processors, tile, form, [rows, experts], shape);
+    let each = rows_of_experts(gpu.expert_load, rows, experts);
+    let terms = grouped_terms(gpu.processors, tile, form, &each, shape);
     2.0 * terms * gpu.processors as f64 / rate(gpu, work)
 }
 
+/// Rows of each of `experts` experts that have `rows` rows together. A division leaves less than a row,
+/// which a later expert gets.
+fn rows_of_experts(load: LoadDistribution, rows: usize, experts: usize) -> Vec<usize> {
+    let weight = |expert: usize| match load {
+        LoadDistribution::Even => 1.0,
+        LoadDistribution::Skewed => 1.0 / (expert as f64).sqrt(),
+    };
+    let total: f64 = (1..=experts).map(weight).sum();
+    let (mut sum, mut before) = (0.0, 0);
+    let own = |expert: usize| {
+        sum += weight(expert);
+        let end = if expert == experts { rows } else { (rows as f64 * sum / total) as usize };
+        let own = end - before;
+        before = end;
+        own
+    };
+    (1..=experts).map(own).collect()
+}
+
 /// Multiplications with additions that take a multiprocessor as long as the whole grouped matmul.
+/// `rows`: rows of each expert.
 ///
 /// Each expert has tiles of its own, so the last tile of its rows may have few rows. If experts have no
-/// rows, they have no tiles, but for their gradients, which are sums over the rows.
+/// rows, they have no tiles, but for their gradients, which are sums over the rows. A multiprocessor
+/// takes the next tile when it is idle.
 fn grouped_terms(
     processors: usize,
     [height, width, speed]: [f64; 3],
     form: GroupedForm,
-    [rows, experts]: [usize; 2],
+    rows: &[usize],
     shape: (usize, usize),
 ) -> f64 {
     let (n, k) = (shape.0 as f64, shape.1 as f64);
-    let busy = experts.min(rows).max(1) as f64;
-    let tiles_of_rows = busy * (rows as f64 / busy / height).ceil();
-    let (tiles, terms) = match form {
-        GroupedForm::Forward => (tiles_of_rows * (n / width).ceil(), k),
-        GroupedForm::InputGradient => (tiles_of_rows * (k / width).ceil(), n),
+    let columns = |of: f64| (of / width).ceil();
+    let rounds = |columns: f64| {
+        let tiles: f64 = rows.iter().map(|rows| (*rows as f64 / height).ceil() * columns).sum();
+        (tiles / processors as f64).ceil()
+    };
+    let terms = match form {
+        GroupedForm::Forward => rounds(columns(n)) * (k + GEMM_DEPTH),
+        GroupedForm::InputGradient => rounds(columns(k)) * (n + GEMM_DEPTH),
         GroupedForm::WeightGradient => {
-            let of_one = (n / height).ceil() * (k / width).ceil();
-            (experts as f64 * of_one, rows as f64 / experts.max(1) as f64)
+            let tiles = (n / height).ceil() * columns(k);
+            match rows {
+                // Whole rounds, without a look at each tile.
+                [first, others @ ..] if others.iter().all(|other| other == first) => {
+                    let rounds = (rows.len() as f64 * tiles / processors as f64).ceil();
+                    rounds * (*first as f64 + GEMM_DEPTH)
+                }
+                _ => {
+                    let terms = rows.iter().map(|rows| *rows as u64 + GEMM_DEPTH as u64);
+                    last_tile(processors, tiles as usize, terms) as f64
+                }
+            }
         }
     };
-    let rounds = (tiles / processors as f64).ceil();
-    rounds * height * width * (terms + GEMM_DEPTH) / speed
+    terms * height * width / speed
+}
+
+/// Terms after which the last tile is done, if each of some matrices has `tiles` tiles with as many
+/// terms as `terms` says.
+fn last_tile(processors: usize, tiles: usize, terms: impl Iterator<Item = u64>) -> u64 {
+    let mut idle: BinaryHeap<Reverse<u64>> = (0..processors).map(|_| Reverse(0)).collect();
+    let mut last = 0;
+    for terms in terms {
+        for _ in 0..tiles {
+            let Some(mut first) = idle.peek_mut() else {
+                unreachable!("a GPU has multiprocessors")
+            };
+            first.0 += terms;
+            last = last.max(first.0);
+        }
+    }
+    last
 }
 
 /// Multiplications and additions per second of large matmuls with 16-bit or fp32 operands.
@@ -138,6 +192,7 @@ mod tests {
             processors,
             sm: 80,
             attention: crate::sim::AttentionKernels::Own,
+            expert_load: LoadDistribution::Even,
             as_of_2020: None,
         }
     }
@@ -170,7 +225,8 @@ mod tests {
                 WeightGradient => rows / experts,
             };
             let one = 128.0 * 128.0 * (terms as f64 + GEMM_DEPTH);
-            grouped_terms(80, tile, form, [rows, experts], (n, k)) / one
+            let each = rows_of_experts(LoadDistribution::Even, rows, experts);
+            grouped_terms(80, tile, form, &each, (n, k)) / one
         };
         // 8 experts of 640 rows have 5 tiles of rows and 2 of columns each: one round of 80. One row
         // more for each is a sixth tile: a second round.
@@ -186,6 +242,46 @@ mod tests {
         // 16 rows are those of at most 16 of 128 experts.
         assert_eq!(rounds(Forward, 16, 128), 1.0);
         assert_eq!(rounds(WeightGradient, 16 * 128, 128), 26.0);
+    }
+
+    #[test]
+    fn a_skewed_load_has_more_tiles_and_longer_ones() {
+        use GroupedForm::{Forward, InputGradient, WeightGradient};
+        use LoadDistribution::{Even, Skewed};
+        // 1, 0.7071, 0.5774 and 0.5 of 2.7845.
+        assert_eq!(rows_of_experts(Skewed, 1000, 4), [359, 254, 207, 180]);
+        assert_eq!(rows_of_experts(Even, 1002, 4), [250, 251, 250, 251]);
+        for (rows, experts) in [(0, 3), (5, 8), (32_768, 128)] {
+            for load in [Even, Skewed] {
+                let each = rows_of_experts(load, rows, experts);
+                assert_eq!((each.len(), each.iter().sum::<usize>()), (experts, rows));
+            }
+        }
+        // One processor: the terms of all tiles one after another.
+        let tiles = |load, form| {
+            let each = rows_of_experts(load, 1000, 4);
+            grouped_terms(1, [128.0, 128.0, 1.0], form, &each, (128, 256)) / (128.0 * 128.0)
+        };
+        // 2 tiles of rows for each expert, or 3 for the first.
+        assert_eq!(tiles(Even, Forward), 8.0 * (256.0 + GEMM_DEPTH));
+        assert_eq!(tiles(Skewed, Forward), 9.0 * (256.0 + GEMM_DEPTH));
+        assert_eq!(tiles(Skewed, InputGradient), 18.0 * (128.0 + GEMM_DEPTH));
+        assert_eq!(tiles(Skewed, WeightGradient), 2.0 * (1000.0 + 4.0 * GEMM_DEPTH));
+        // A processor for each tile: the longest decides.
+        let each = rows_of_experts(Skewed, 1000, 4);
+        let longest = grouped_terms(8, [128.0, 128.0, 1.0], WeightGradient, &each, (128, 256));
+        assert_eq!(longest / (128.0 * 128.0), 359.0 + GEMM_DEPTH);
+    }
+
+    /// A micro-batch of 4096 tokens of Qwen3-30B-A3B: 32,768 rows, 128 experts.
+    #[test]
+    fn tiles_of_qwen3_30b_a3b_for_an_even_and_a_skewed_load() {
+        let tiles = |load| -> usize {
+            let each = rows_of_experts(load, 8 * 4096, 128);
+            each.iter().map(|rows| rows.div_ceil(128)).sum()
+        };
+        assert_eq!(tiles(LoadDistribution::Even), 256);
+        assert_eq!(tiles(LoadDistribution::Skewed), 334);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Kernels of mixture of experts.
 
 use super::every_kernel_of;
-use crate::experts::{GroupedTensors, ROUTES, check_load, check_rows, sort_of};
+use crate::experts::{GroupedTensors, ROUTES, balance_of, check_load, check_rows, sort_of};
 use crate::rig::normal;
 use device::{Dtype, Op};
 
@@ -21,7 +21,7 @@ fn kernels_of_experts() {
             let weights = rig.out(Dtype::F32, (tokens, per_token));
             let choices = rig.out(Dtype::I32, (tokens, per_token));
             let d_weights = rig.put_noise(Dtype::F32, (tokens, per_token), 3);
-            let balance = Some(rig.put_noise(Dtype::F32, (1, experts), 4));
+            let balance = Some(balance_of(&mut rig, tokens, experts));
             let normalize = true;
             let mut pair = rig.open();
             pair.check(&Op::Route { logits, weights, choices, normalize }, 1e-6, 4.0);
