@@ -6,7 +6,7 @@
 pub enum Tier {
     /// Memory of the device that belongs to the block.
     Device,
-    /// Host memory. The copies down and up run beside other blocks.
+    /// Host memory. Both copies run while other blocks compute.
     Host,
     /// None: the backward pass computes them again, into memory that blocks share.
     Recomputed,
@@ -36,8 +36,8 @@ impl TierCounts {
     /// All blocks compute the branch again.
     pub const NONE: Self = Self { device: 0, host: 0 };
 
-    /// The tier of block `layer` of `layers` blocks. Blocks on the device are the last ones, since
-    /// the backward pass reads them first: the copies of other blocks run meanwhile.
+    /// The tier of block `layer` of `layers` blocks. The last blocks are on the device, since the
+    /// backward pass reads them first. The copies of other blocks run at the same time.
     pub const fn tier(self, layer: usize, layers: usize) -> Tier {
         let others = layers.saturating_sub(self.device);
         if layer >= others {

@@ -130,7 +130,7 @@ impl MlpBranchActivations {
         }
     }
 
-    /// The same activations, but those of the MLP or of the experts are a set of their own.
+    /// The same activations with another set for the MLP or the experts.
     fn with_own_inner(
         self,
         plan: &mut Plan,
@@ -151,7 +151,7 @@ impl MlpBranchActivations {
 }
 
 impl BlockActivations {
-    /// The first `rows` rows of every activation, but for those of the MLP or of the experts.
+    /// The first `rows` rows of every activation. The activations of the MLP or of the experts are whole.
     pub(crate) fn first(self, rows: usize, shape: &DecoderShape) -> Self {
         let Self { attention, mlp } = self;
         Self {

@@ -342,8 +342,8 @@ impl AppliedExperts {
         dev.submit(Compute, Op::SortByExpert { choices, offsets, order, places, scratch });
     }
 
-    /// Adds the numbers of tokens of each expert to the counts. `targets`: those of
-    /// [`MicrobatchContext`].
+    /// Adds the numbers of tokens of each expert to the counts. `targets` are the
+    /// targets of [`MicrobatchContext`].
     pub(crate) fn count(&self, dev: &Device, targets: Tensor) {
         let (Routes { logits, offsets, order, .. }, loads) = (self.routes, self.loads);
         let count = |load, shares| {
@@ -387,7 +387,7 @@ impl AppliedExperts {
     /// Computes `branch.d_normed` (B T, C) from `branch.d_sum` (B T, C), the gradient of the summed
     /// output. The sum of `branch.d_normed` over the ranks runs during weight gradients; Compute
     /// waits for it at the end. With sequence parallelism `grads.router` is the part of this rank's
-    /// tokens. `targets`: those of [`MicrobatchContext`].
+    /// tokens. `targets` are the targets of [`MicrobatchContext`].
     pub(crate) fn backward(&self, dev: &Device, branch: Branch, targets: Tensor, grads: Experts) {
         let (Routes { weights, offsets, places, .. }, gate) = (self.routes, self.gate);
         let ExpertsActivations { pre, act, y } = self.saved;

@@ -14,7 +14,7 @@ use device::Lane::{ActivationsDown, ActivationsUp, Compute};
 use device::{Arena, Cargo, Device, Event, Op, Plan, Pool, Tensor};
 use std::ops::Range;
 
-/// Pool of activations on the host, and on their way down and up.
+/// Pool of activations on the host.
 const STAGING: Pool = Pool::staging("activation staging").carrying(Cargo::Activation);
 
 /// Handles of the activations of one branch of all blocks on the host.
@@ -45,8 +45,8 @@ struct MovedActivations {
 /// State of the copies of one branch, in the order of submission.
 #[derive(Clone, Debug)]
 struct CopyState {
-    /// For each set of the ring, the activations in it, or on their way up into it. `None`: no
-    /// backward pass needs the contents.
+    /// For each set of the ring, the activations that it holds or that are copied into it. `None`:
+    /// no backward pass needs the contents.
     holders: Vec<Option<usize>>,
     /// For each set of the ring, the event after which its contents are complete.
     ready: Vec<Event>,
@@ -57,7 +57,7 @@ struct CopyState {
     stored: Vec<Event>,
     /// Slots of the backward pass.
     slots: Range<usize>,
-    /// Number of activations of this backward pass that are on the device, or on their way up.
+    /// Number of activations of this backward pass that are on the device or are copied to it.
     fetched: usize,
 }
 
@@ -87,8 +87,8 @@ impl HostActivations {
         let indices = (0..shape.layers).map(|layer| on_host.binary_search(&layer).ok()).collect();
         let mut sets = Vec::with_capacity(blocks * slots);
         for (index, layer) in on_host.into_iter().enumerate() {
-            for slot in 0..slots {
-                let device = saved[layer][slot].moved(branch);
+            for (slot, on_device) in saved[layer][..slots].iter().enumerate() {
+                let device = on_device.moved(branch);
                 // The last uses of a ring in a forward pass are the first in the backward pass, if
                 // one micro-batch at a time goes through the blocks.
                 let stays = slots == 1 && (index..blocks).len() <= shape.ring_sets(branch);

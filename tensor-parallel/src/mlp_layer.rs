@@ -115,8 +115,8 @@ impl AppliedMlpLayer {
         }
     }
 
-    /// Adds the numbers of tokens of each expert to the counts, if the block has experts. `targets`:
-    /// those of [`MicrobatchContext`](crate::MicrobatchContext).
+    /// Adds the numbers of tokens of each expert to the counts, if the block has experts. `targets`
+    /// are the targets of [`MicrobatchContext`](crate::MicrobatchContext).
     pub(crate) fn count(&self, dev: &Device, targets: Tensor) {
         if let Self::Sparse(experts) = self {
             experts.count(dev, targets);
@@ -141,8 +141,8 @@ impl AppliedMlpLayer {
     }
 
     /// Computes `branch.d_normed` (B T, C) from `branch.d_sum` (B T, C), and `grads`. Compute waits
-    /// for the sum of `branch.d_normed` over the ranks. `targets`: those of
-    /// [`MicrobatchContext`](crate::MicrobatchContext).
+    /// for the sum of `branch.d_normed` over the ranks. `targets` are
+    /// the targets of [`MicrobatchContext`](crate::MicrobatchContext).
     pub(crate) fn backward(
         &self,
         dev: &Device,

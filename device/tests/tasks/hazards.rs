@@ -143,8 +143,8 @@ fn conflict(mode_a: Mode, a: Tensor, mode_b: Mode, b: Tensor) -> bool {
 fn op(draw: &mut Draw, lane: Lane, [device, pinned]: [Tensor; 2]) -> (Op, Vec<(Mode, Tensor)>) {
     let len = 1 + draw.below(4);
     let (from, to) = match lane {
-        Lane::H2d => (pinned, device),
-        Lane::D2h => (device, pinned),
+        Lane::H2d | Lane::ActivationsUp => (pinned, device),
+        Lane::D2h | Lane::ActivationsDown => (device, pinned),
         Lane::Host => (pinned, pinned),
         Lane::Compute | Lane::TpComm | Lane::DpComm => (device, device),
     };

@@ -14,7 +14,11 @@ fn on(name: &str, sets: &[&str], change: impl FnOnce(&mut BoxConfig)) -> Config 
     let mut config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
     let mut described = load_box(Path::new(name)).unwrap();
     change(&mut described);
-    config.device = DeviceConfig::Sim { path: name.into(), box_: Box::new(described) };
+    config.device = DeviceConfig::Sim {
+        path: name.into(),
+        box_: Box::new(described),
+        expert_load: LoadDistribution::Even,
+    };
     config
 }
 
