@@ -7,7 +7,7 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 use device::{
-    Arena, Device, Dtype, Error, Event, Lane, Mode, Op, Plan, Rank, Tensor, random, recorder,
+    Arena, Device, Dtype, Error, Event, LANES, Lane, Mode, Op, Plan, Rank, Tensor, random, recorder,
 };
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ struct Graph {
     before: Vec<Vec<usize>>,
     accesses: Vec<(usize, Mode, Tensor)>,
     /// The last node of each lane.
-    last: [Option<usize>; 6],
+    last: [Option<usize>; LANES],
     /// The last node of the rank's own thread.
     main: Option<usize>,
 }
