@@ -4,6 +4,7 @@ use super::model::{Tensors, change, model, rename, set, tensors};
 use super::results;
 use crate::common::Folder;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs;
 
 /// Bytes of a number.
@@ -105,11 +106,12 @@ fn an_export_has_the_form_of_the_experts_of_the_folder() {
         let import = ["checkpoint", "import", "m", "imported", "a.ron"];
         folder.onebox(&[&import[..], &["--set", "model.seq_len=24"]].concat()).ok();
         exported("imported", "back");
-        let (came, back) = (
-            fs::read(folder.path("m/model.safetensors")).unwrap(),
-            fs::read(folder.path("back/model.safetensors")).unwrap(),
-        );
-        assert_eq!(came.len(), back.len(), "{name}");
+        // The header may name the tensors in another order.
+        let bytes = |path: &str| {
+            let all = tensors(&folder.path(path)).into_iter();
+            all.map(|(name, _, bytes)| (name, bytes)).collect::<BTreeMap<_, _>>()
+        };
+        assert!(bytes("back/model.safetensors") == bytes("m/model.safetensors"), "{name}");
     }
 }
 
