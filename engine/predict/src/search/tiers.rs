@@ -194,11 +194,21 @@ pub(super) fn with_tiers(
         return Ok(screened);
     };
     let (number, machine) = (plain.number, plain.built.machine.clone());
-    if let Some(config) = faster(&plain.config, &machine)? {
+    let found = faster(&plain.config, &machine)?;
+    if let Some(config) = found.filter(|config| !is_selective(config, &machine)) {
         let candidate = worded(given, config, &machine, number);
         screened.push((Brief::of(&candidate.config, &candidate.built)?, candidate));
     }
     Ok(screened)
+}
+
+/// Whether the tiers of `config` are those of `recompute: Selective`, which a search tries anyway.
+fn is_selective(config: &Config, machine: &LocalMachine) -> bool {
+    let [attention, mlp] = [config.activations.attention(), config.activations.mlp()];
+    let mut selective = config.clone();
+    (selective.recompute, selective.activations) = (Recompute::Selective, Activations::Uniform);
+    let all = config.model.layers;
+    attention.gpu == all && mlp.gpu == all && machine.is_sound(&selective)
 }
 
 /// Value for `activations: Auto` in `given` and its reason; `None` if `given` has another value.
@@ -328,6 +338,8 @@ mod tests {
             device: Cpu(count: 1, memory: "64MiB", threads: 1),
             model: (layers: 8, hidden: 32, heads: 4, seq_len: 16),
             recompute: Block,
+            // Otherwise the gradients leave the GPU if activations need the memory.
+            offload: (accumulate: Host),
             batch: (micro: 4, global: 8),
             data: (train: "unused"),
             train: (steps: 3),
