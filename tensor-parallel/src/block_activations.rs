@@ -61,8 +61,10 @@ impl DecoderShape {
     }
 
     /// The set of the ring for the block with the number `index` among the blocks of a branch on the
-    /// host, and for the micro-batch in slot `slot`. Uses that follow each other have different
-    /// sets.
+    /// host, and for the micro-batch in slot `slot`. Uses that follow each other in a backward pass
+    /// of a whole group have different sets. In a forward pass of an even number of micro-batches
+    /// that run backward one after the other, the last use of a block and the first use of the next
+    /// block have one set, so Compute waits for the copy between them.
     pub(crate) fn ring_set(&self, branch: BranchKind, index: usize, slot: usize) -> usize {
         (index * self.backward_slots() + slot) % self.ring_sets(branch)
     }

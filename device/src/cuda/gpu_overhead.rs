@@ -153,7 +153,7 @@ fn file(ordinal: usize, what: &str) -> Result<Option<PathBuf>, String> {
     let (library, loading) = (nccl::version().ok(), std::env::var("CUDA_MODULE_LOADING").ok());
     let texts: Vec<String> = PROGRAMS.iter().map(Program::text).collect();
     let key = format!(
-        "{what}\0{name}\0{sm}\0{memory}\0{versions:?}\0{library:?}\0{loading:?}\0{STREAMS_PER_RANK}\0{texts:?}"
+        "{what}\0{name}\0{sm}\0{memory}\0{versions:?}\0{library:?}\0{loading:?}\0{STREAMS}\0{texts:?}"
     );
     Ok(Some(folder.join(format!("beside-{:032x}.txt", xxh3_128(key.as_bytes())))))
 }

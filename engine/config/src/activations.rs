@@ -70,6 +70,25 @@ impl Activations {
         }
     }
 
+    /// The same tiers in a model of `layers` blocks: if they are more blocks, fewer are on the host,
+    /// and then fewer on the GPU.
+    #[must_use]
+    pub fn within(self, layers: usize) -> Self {
+        let [attention, mlp] = [self.attention(), self.mlp()].map(|kept| {
+            let gpu = kept.gpu.min(layers);
+            KeptBlocks { gpu, host: kept.host.min(layers - gpu) }
+        });
+        if [attention, mlp] == [self.attention(), self.mlp()] {
+            return self;
+        }
+        Self::Tiers {
+            gpu_blocks: attention.gpu,
+            host_blocks: attention.host,
+            gpu_mlps: (mlp.gpu != attention.gpu).then_some(mlp.gpu),
+            host_mlps: (mlp.host != attention.host).then_some(mlp.host),
+        }
+    }
+
     /// Whether activations move to the host.
     pub const fn moves(self) -> bool {
         self.attention().host > 0 || self.mlp().host > 0

@@ -338,6 +338,7 @@ pub fn largest(
     let with = |layers: usize| -> Option<Config> {
         let mut config = given.clone();
         config.model.layers = layers;
+        config.activations = config.activations.within(layers);
         let OffloadConfig { ring, resident_blocks, .. } = &mut config.offload;
         for blocks in [ring, resident_blocks] {
             *blocks = blocks.filter(|blocks| *blocks <= layers);
@@ -454,6 +455,24 @@ mod tests {
             assert!(unfit.first_fitting() == first, "{name} {sets:?}");
         }
         assert!(all > 10, "{all}");
+    }
+
+    /// A smaller model keeps its tiers, as far as it has the blocks.
+    #[test]
+    fn the_largest_model_keeps_its_tiers() {
+        let machine = LocalMachine::default();
+        for (tiers, kept) in [
+            ("gpu_blocks: 6", "gpu_blocks: 5, host_blocks: 0"),
+            ("gpu_blocks: 2, host_blocks: 4", "gpu_blocks: 2, host_blocks: 3"),
+        ] {
+            let tiers = format!("activations=Tiers({tiers})");
+            // The GPUs hold all models that have fewer blocks than the given one.
+            let sets = ["model.layers=6", "recompute=Block", tiers.as_str()];
+            let found = largest(&loaded("quickstart.ron", &sets), &machine, None).unwrap();
+            assert_eq!(found.layers, 5);
+            let set = found.sets.iter().find(|set| set.starts_with("activations=")).unwrap();
+            assert!(set.contains(kept), "{set}");
+        }
     }
 
     #[test]

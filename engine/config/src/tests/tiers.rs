@@ -47,3 +47,22 @@ fn numbers_of_the_mlp_follow_those_of_the_block() {
     let plain = loaded(LEAST, &[]).unwrap().config.activations;
     assert_eq!((plain, plain.moves()), (Activations::Uniform, false));
 }
+
+#[test]
+fn tiers_within_a_smaller_model_lose_blocks_on_the_host_first() {
+    let within = |numbers: &str, layers: usize| {
+        let (set, model) = (tiers(numbers), "model.layers=9");
+        let loaded = loaded(LEAST, &[set.as_str(), "recompute=Block", model]).unwrap();
+        let (given, fitting) =
+            (loaded.config.activations, loaded.config.activations.within(layers));
+        assert_eq!(given.within(9), given, "{numbers}");
+        [fitting.attention(), fitting.mlp()].map(|kept| [kept.gpu, kept.host])
+    };
+    assert_eq!(within("gpu_blocks: 2, host_blocks: 6", 5), [[2, 3]; 2]);
+    assert_eq!(within("gpu_blocks: 7, host_blocks: 2", 4), [[4, 0]; 2]);
+    let mixed = "gpu_blocks: 1, host_blocks: 4, gpu_mlps: 5";
+    assert_eq!(within(mixed, 6), [[1, 4], [5, 1]]);
+    assert_eq!(within("gpu_blocks: 3, host_mlps: 6", 3), [[3, 0]; 2]);
+    assert_eq!(Activations::Auto.within(1), Activations::Auto);
+    assert_eq!(Activations::Uniform.within(1), Activations::Uniform);
+}

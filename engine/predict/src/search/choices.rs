@@ -4,7 +4,9 @@
 use super::{Brief, Candidate, TOLD, worded};
 use crate::plan::fits;
 use crate::simulate::SimulateError;
-use config::{Accumulate, Config, Placement, Recompute, SpeculatedFraction, UpdateMode};
+use config::{
+    Accumulate, Activations, Config, Placement, Recompute, SpeculatedFraction, UpdateMode,
+};
 use layout::LocalMachine;
 use layout::build::{RankLayout, lay_out, update_mode, vertical_width};
 use offload::GradAccumulation;
@@ -62,11 +64,8 @@ pub(super) fn with_choices(
     let mut open: Vec<OpenCandidate> = Vec::new();
     for (candidate, works_less) in alternatives.into_iter().filter(|(c, _)| is_plain(&c.config)) {
         let works_less = screened.iter().find(|(_, c)| c.number == works_less);
-        let again = |c: &Candidate| c.config.recompute == Recompute::Block;
-        let least = works_less.map(|(brief, other)| match again(&candidate) && !again(other) {
-            true => brief.floor() + RECOMPUTED * brief.compute,
-            false => brief.floor(),
-        });
+        let least =
+            works_less.map(|(brief, other)| least_seconds(brief, &other.config, &candidate.config));
         open.extend(least.map(|least| OpenCandidate { least, most: f64::INFINITY, candidate }));
     }
     let (mut from, mut slowest) = (0, slowest_told(&screened));
@@ -100,6 +99,18 @@ fn is_plain(config: &Config) -> bool {
     config.offload.optimizer == Placement::Host
         && vertical_width(config) == 1
         && update_mode(config) != UpdateMode::Speculative
+}
+
+/// Lower bound of the seconds of `config`, which does the work of `other` with the time `brief`, and
+/// recomputes more.
+fn least_seconds(brief: &Brief, other: &Config, config: &Config) -> f64 {
+    // Blocks that keep their activations recompute little.
+    let recomputes_all =
+        config.recompute == Recompute::Block && config.activations == Activations::Uniform;
+    if recomputes_all && other.recompute != Recompute::Block {
+        return brief.floor() + RECOMPUTED * brief.compute;
+    }
+    brief.floor()
 }
 
 /// Seconds of the slowest layout that would be reported now.
@@ -238,6 +249,22 @@ mod tests {
         {
             assert_eq!(largest(most, |n| n <= last), last);
         }
+    }
+
+    #[test]
+    fn only_a_layout_that_recomputes_all_blocks_surely_takes_longer() {
+        let brief = Brief { seconds: 10.0, exposed: 4.0, host: 6.0, compute: 5.0, forward: 1.0 };
+        let ron = "(model: (layers: 2, hidden: 32, heads: 4, seq_len: 16), train: (steps: 10))";
+        let with = |sets: &[&str]| {
+            let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
+            let loaded = load_str(ron, "test.ron", std::path::Path::new("."), &sets);
+            loaded.unwrap_or_else(|e| panic!("{e}")).config
+        };
+        let (kept, recomputed) = (with(&[]), with(&["recompute=Block"]));
+        let in_tiers = with(&["recompute=Block", "activations=Tiers(gpu_blocks: 2)"]);
+        assert!(least_seconds(&brief, &kept, &recomputed) > brief.floor());
+        assert_eq!(least_seconds(&brief, &kept, &in_tiers), brief.floor());
+        assert_eq!(least_seconds(&brief, &recomputed, &recomputed), brief.floor());
     }
 
     #[test]
