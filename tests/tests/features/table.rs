@@ -80,7 +80,7 @@ pub(super) static FEATURES: [Feature; 30] = [
     feature(
         "experts",
         &["model.experts=(count: 4, per_token: 2, ffn_hidden: 32, dense_layers: [1])"],
-        &["model.family=Llama", "model.qk_norm=true"],
+        &["model.family=Llama"],
         Experiment,
     ),
     feature("serial update", &["offload.update=Serial"], &[], Place),

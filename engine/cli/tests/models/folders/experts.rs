@@ -5,7 +5,6 @@ use super::results;
 use crate::common::Folder;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fs;
 
 /// Bytes of a number.
 const WIDTH: usize = 4;
