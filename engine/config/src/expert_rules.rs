@@ -23,7 +23,7 @@ impl Checks<'_> {
                     && experts.is_some_and(|experts| experts.balance != Balance::Off)
             },
             message: "onebox does not multiply a balance loss by the loss scale of `Fp16`",
-            help: "set `precision: Bf16`, or leave `model.experts.balance` out",
+            help: "set `precision: Bf16`, or `model.experts.balance: Off`",
             values: &[("model.experts.balance", "a balance loss"), ("precision", "a loss scale")],
         },
     ];

@@ -325,7 +325,10 @@ pub(super) fn listed<'a>(all: impl IntoIterator<Item = &'a Difference>) -> Strin
 
 /// The thing that was trained with other settings, and the alternative to restoring them.
 type ForkAdvice = (&'static str, &'static str);
-const CHECKPOINT: ForkAdvice = ("checkpoint", "give --fork to start from it in a new directory");
+const CHECKPOINT: ForkAdvice = (
+    "checkpoint",
+    "give --fork to start from it in a new directory, with the same shape of the model",
+);
 const FORK: ForkAdvice = ("fork", "give --fork with the --run-dir of its source");
 
 /// Reports the differences. Another experiment is refused unless the run is a fork.
