@@ -201,6 +201,9 @@ def loaded(folder):
         (kind,) = json.loads((folder / "config.json").read_text())["architectures"]
         model, report = getattr(transformers, kind).from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+        # Its fast matmuls of experts refuse the widths of small models.
+        if getattr(model.config, "num_experts", None) or getattr(model.config, "num_local_experts", None):
+            model.set_experts_implementation("eager")
     logger.removeHandler(said)
     said.lines += [str(warning.message) for warning in caught]
     said.lines += [f"{what}: {names}" for what, names in report.items() if names]
