@@ -177,7 +177,8 @@ pub fn op_scratch(config: &Config) -> u64 {
 
 /// Largest scratch memory of an op of a model of `shape`, in bytes. The backward pass of attention
 /// needs one number for each row of each head. The backward pass of a norm needs sums for the
-/// gradients of its gains and biases. cuDNN's attention needs a matrix of weights for each head.
+/// gradients of its gains and biases. A balance loss needs sums of the experts' shares. cuDNN's
+/// attention needs a matrix of weights for each head.
 pub fn shape_scratch(shape: &DecoderShape, attention: Attention) -> u64 {
     let rows = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
     let gains = match shape.architecture.qk_norm {
@@ -189,7 +190,9 @@ pub fn shape_scratch(shape: &DecoderShape, attention: Attention) -> u64 {
         }
     };
     let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.architecture.rms_norm);
-    rows.max(gains).max(norms).max(library_scratch(attention, shape))
+    let balanced = shape.experts.filter(|experts| experts.balance.is_some());
+    let shares = balanced.map_or(0, |experts| cuda::shares_scratch(shape.tokens(), experts.count));
+    rows.max(gains).max(norms).max(shares).max(library_scratch(attention, shape))
 }
 
 /// Most bytes that a GPU of `config` can hold; `None` if the real GPUs cannot be examined.
@@ -331,7 +334,7 @@ impl<'a> LayoutBuilder<'a> {
             layout.decoder.params(layout.decoder.segment(SegmentRole::Block(layer))).bytes()
         };
         // Blocks with experts are longer than those with one MLP.
-        let least = (0..config.model.layers).map(block).min().unwrap_or(u64::MAX);
+        let Some(least) = (0..config.model.layers).map(block).min() else { return layout };
         let most = config.model.layers.min((left / least) as usize);
         let fitting = (1..=most).rev().map(|resident| with(slots, resident));
         let mut fitting = fitting.filter(|more| fits(config, more));
@@ -505,6 +508,21 @@ mod tests {
         let shared = 2 * 4 * 256 * 64 * 2;
         assert_eq!(bytes(&["attention=Cudnn", "model.kv_heads=2"]), weights + shared);
         assert!(bytes(&[]) < weights, "{} bytes", bytes(&[]));
+    }
+
+    /// Sums of the shares of 256 experts over 16 tokens: one f64 for each expert and 8 tokens.
+    #[test]
+    fn scratch_has_room_for_the_shares_of_a_balance_loss() {
+        const CONFIG: &str = "(device: Cuda, model: (family: Llama, layers: 1, hidden: 16, heads: 1, \
+            seq_len: 16, experts: (count: 256, per_token: 1, ffn_hidden: 16)), train: (steps: 1))";
+        let bytes = |sets: &[&str]| {
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            let loaded = config::load_str(CONFIG, "test.ron", Path::new("."), &sets);
+            op_scratch(&loaded.unwrap_or_else(|e| panic!("{e}")).config)
+        };
+        let shares = 256 * 2 * 8;
+        assert_eq!(bytes(&["model.experts.balance=Megatron(factor: 0.01)"]), shares);
+        assert!(bytes(&[]) < shares, "{} bytes", bytes(&[]));
     }
 
     /// Source: the sizes that Qwen/Qwen3-30B-A3B publishes.
