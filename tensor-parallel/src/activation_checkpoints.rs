@@ -7,7 +7,7 @@
 //! early, while the block above runs. The last two inputs are still complete when the backward pass
 //! starts, and are not saved.
 
-use crate::shape::{CheckpointHome, DecoderShape, Recompute};
+use crate::shape::{CheckpointHome, DecoderShape, Recompute, slot_prefix};
 use device::Lane::{Compute, D2h, H2d, TpComm};
 use device::{Arena, Cargo, Device, Event, Group, Op, Plan, Pool, Tensor};
 
@@ -45,7 +45,7 @@ impl ActivationCheckpoints {
             (true, Recompute::Block) => (shape.layers + 1, "checkpoints"),
             (true, _) => (shape.layers + 1, "activations"),
         };
-        let x = if slot == 0 { "x".to_owned() } else { format!("set.{slot}.x") };
+        let x = format!("{}x", slot_prefix(slot));
         let mut tensor = |at, name: String, shape| plan.tensor(at, name, dtype, shape);
         let on_device = |pool| (Arena::Device, Pool::new(pool));
         let one = |i| tensor(on_device(pool), format!("{x}.{i}"), (rows, c));

@@ -5,7 +5,7 @@ use crate::attention::AttentionActivations;
 use crate::branch::Scratch;
 use crate::mlp_layer::MlpLayerActivations;
 use crate::norm::{InputActivations, OutputActivations};
-use crate::shape::{DecoderShape, ExpertsShape, Recompute};
+use crate::shape::{DecoderShape, ExpertsShape, Recompute, slot_prefix};
 use device::{Arena, Plan, Tensor};
 
 /// Largest number of sets of a branch's activations in a ring: Compute uses one set while a copy
@@ -270,8 +270,7 @@ impl SharedActivations {
             shape.ring_set(branch, on_host.partition_point(|other| *other < layer), slot)
         };
         let of_slot = |slot: usize| {
-            let set = if slot == 0 { String::new() } else { format!("set.{slot}.") };
-            let name = format!("{set}block.{layer}");
+            let name = format!("{}block.{layer}", slot_prefix(slot));
             let attention = match shape.tier(BranchKind::Attention, layer) {
                 Tier::Device => AttentionBranchActivations::plan(plan, shape, &name, scratch),
                 Tier::Host => self.attention_ring[ring_set(BranchKind::Attention, slot)],

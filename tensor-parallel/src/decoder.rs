@@ -16,7 +16,9 @@ use crate::loss::{Head, HeadInputs, LossTensors};
 use crate::norm::{AppliedNorm, Norm, NormActivations};
 use crate::params::SegmentLayout;
 use crate::rotary::RotaryTables;
-use crate::shape::{BatchTensors, DecoderShape, ExpertsShape, MicrobatchContext, Ring};
+use crate::shape::{
+    BatchTensors, DecoderShape, ExpertsShape, MicrobatchContext, Ring, slot_prefix,
+};
 use device::{Arena, Device, Error, Event, Lane::Compute, Op, Plan, Tensor};
 use std::ops::Range;
 
@@ -187,7 +189,7 @@ impl Decoder {
         let few = DecoderShape { layers: 0, ..shape.clone() };
         let others = layouts(&few, 1).into_iter().map(|s| s.len);
         let blocks = shape.block_forms().map(|form| block::layout(shape, form.layer, 1).len);
-        others.chain(blocks).max().unwrap_or(0)
+        others.chain(blocks).max().unwrap_or_else(|| unreachable!("a decoder has an embedding"))
     }
 
     /// Lays out parameters and activations; flat segments are multiples of `align` elements.
@@ -201,7 +203,7 @@ impl Decoder {
             .map(|slot| ActivationCheckpoints::plan(plan, shape, slot))
             .collect();
         let d_x = (0..shape.backward_slots()).map(|slot| {
-            let name = if slot == 0 { "d_x".to_owned() } else { format!("set.{slot}.d_x") };
+            let name = format!("{}d_x", slot_prefix(slot));
             plan.tensor((Arena::Device, "transients"), name, dtype, (rows, c))
         });
         let d_x = d_x.collect();

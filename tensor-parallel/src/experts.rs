@@ -8,10 +8,8 @@
 use crate::branch::{Branch, Scratch};
 use crate::experts_scratch::ExpertsScratch;
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
-use crate::shape::{Balance, DecoderShape, ExpertsShape, MicrobatchContext};
-use device::{
-    Arena, BalanceGradient, Device, Dtype, Epilogue, Event, ExpertWeights, Gate, Group, GroupedForm,
-};
+use crate::shape::{Balance, DecoderShape, ExpertsShape, MicrobatchContext, slot_prefix};
+use device::{Arena, BalanceGradient, Device, Dtype, Epilogue, Event, ExpertWeights, Gate, Group};
 use device::{Lane::Compute, Lane::TpComm, Op, Plan, Reduction, Tensor, expert_sort_scratch};
 
 /// Parameters of a layer's experts, or their gradients.
@@ -98,8 +96,8 @@ impl RouterSlot {
         };
         let index = (0..layer).filter(|other| shape.kind(*other).experts).count();
         let of_slot = |slot: usize| {
-            let set = if slot == 0 { String::new() } else { format!("set.{slot}.") };
-            let routes = Routes::plan(plan, &format!("{set}block.{layer}"), shape, &experts);
+            let name = format!("{}block.{layer}", slot_prefix(slot));
+            let routes = Routes::plan(plan, &name, shape, &experts);
             Self { routes, loads: loads.of_layer(slot, index) }
         };
         (0..shape.checkpoint_slots).map(of_slot).collect()
@@ -252,16 +250,18 @@ impl ExpertLoads {
             let size = (rows, experts.count);
             plan.tensor((Arena::Device, "expert loads"), name, dtype, size)
         };
-        let rows = experts.balance.map(|balance| match balance {
-            Balance::HuggingFace(_) => 1,
-            Balance::Megatron(_) => layers,
-        });
-        let slots = 0..rows.map_or(0, |_| shape.checkpoint_slots);
-        let of_slot = |slot| BalanceTensors {
-            sums: one(format!("balance.{slot}.sums"), Dtype::F64, 2 * rows.unwrap_or(0)),
-            grads: one(format!("balance.{slot}.gradients"), Dtype::F32, rows.unwrap_or(0)),
+        let mut by_slot = |rows| {
+            let of_slot = |slot| BalanceTensors {
+                sums: one(format!("balance.{slot}.sums"), Dtype::F64, 2 * rows),
+                grads: one(format!("balance.{slot}.gradients"), Dtype::F32, rows),
+            };
+            (0..shape.checkpoint_slots).map(of_slot).collect()
         };
-        let balance = slots.map(of_slot).collect();
+        let balance = match experts.balance {
+            None => Vec::new(),
+            Some(Balance::HuggingFace(_)) => by_slot(1),
+            Some(Balance::Megatron(_)) => by_slot(layers),
+        };
         let size = (1, layers * experts.count + 1);
         let step = plan.tensor((Arena::Device, "expert loads"), "expert_load", Dtype::F64, size);
         Some(Self { step, experts: experts.count, balance })
@@ -360,9 +360,8 @@ impl AppliedExperts {
     pub(crate) fn inner_forward(&self, dev: &Device, normed: Tensor) {
         let (offsets, sorted) = (self.routes.offsets, self.scratch.sorted);
         let ExpertsActivations { pre, act, y } = self.saved;
-        let forward = |a, c, experts| {
-            let (form, b, c) = (GroupedForm::Forward, None, Some(c));
-            dev.submit(Compute, Op::GroupedGemm { form, a, b, c, experts, offsets, add: false });
+        let forward = |x, y, weights| {
+            dev.submit(Compute, Op::grouped_forward(weights, offsets, x, y));
         };
         self.gather_rows(dev, normed);
         forward(sorted, pre, self.experts.gate_up);
@@ -392,13 +391,11 @@ impl AppliedExperts {
         let (Routes { weights, offsets, places, .. }, gate) = (self.routes, self.gate);
         let ExpertsActivations { pre, act, y } = self.saved;
         let ExpertsScratch { sorted, d_act, d_weights, .. } = self.scratch;
-        let input_gradient = |a, c, experts| {
-            let (form, b, c) = (GroupedForm::InputGradient, None, Some(c));
-            dev.submit(Compute, Op::GroupedGemm { form, a, b, c, experts, offsets, add: false });
+        let input_gradient = |d_y, d_x, weights| {
+            dev.submit(Compute, Op::grouped_input_gradient(weights, offsets, d_y, d_x));
         };
-        let weight_gradient = |a, b, experts| {
-            let (form, b, c) = (GroupedForm::WeightGradient, Some(b), None);
-            dev.submit(Compute, Op::GroupedGemm { form, a, b, c, experts, offsets, add: false });
+        let weight_gradient = |d_y, x, grads| {
+            dev.submit(Compute, Op::grouped_weight_gradient(grads, offsets, d_y, x));
         };
         if branch.recomputes {
             dev.submit(Compute, Op::SwiGlu { x: pre, y: act, gate });

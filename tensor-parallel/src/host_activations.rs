@@ -9,7 +9,7 @@
 
 use crate::activation_tiers::Tier;
 use crate::block_activations::{BlockActivations, BranchKind};
-use crate::shape::{DecoderShape, MicrobatchContext};
+use crate::shape::{DecoderShape, MicrobatchContext, slot_prefix};
 use device::Lane::{ActivationsDown, ActivationsUp, Compute};
 use device::{Arena, Cargo, Device, Event, Op, Plan, Pool, Tensor};
 use std::ops::Range;
@@ -92,10 +92,13 @@ impl HostActivations {
                 // The last uses of a ring in a forward pass are the first in the backward pass, if
                 // one micro-batch at a time goes through the blocks.
                 let stays = slots == 1 && (index..blocks).len() <= shape.ring_sets(branch);
-                let prefix = if slot == 0 { String::new() } else { format!("set.{slot}.") };
+                let prefix = slot_prefix(slot);
                 let mut place = |t: &Tensor| {
                     // The name is that of a set in the ring: `activations.1.qkv`.
-                    let what = plan.name(*t).splitn(3, '.').nth(2).unwrap_or_default();
+                    let name = plan.name(*t);
+                    let Some(what) = name.splitn(3, '.').nth(2) else {
+                        unreachable!("{name} is no activation of a set of a ring");
+                    };
                     let name = format!("{prefix}block.{layer}.{what}_host");
                     plan.tensor((Arena::Pinned, STAGING), name, t.dtype(), t.shape())
                 };
@@ -210,7 +213,7 @@ impl HostActivations {
 impl ActivationCopies {
     /// The state before the first pass.
     pub(crate) fn new(branches: &[HostActivations; 2]) -> Self {
-        Self([0, 1].map(|branch: usize| branches[branch].initial_state()))
+        Self(branches.each_ref().map(HostActivations::initial_state))
     }
 
     /// Before block `layer` runs forward.

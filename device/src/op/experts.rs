@@ -67,13 +67,11 @@ impl ExpertWeights {
 
     fn check(&self, offsets: Tensor) -> Result<(), String> {
         let Self { all, shape, count, stride } = *self;
-        if count == 0 || count > MOST_EXPERTS {
-            return Err(format!("{count} experts, not 1 to {MOST_EXPERTS}"));
-        }
         if stride < self.matrix_len() {
             return Err(format!("matrices {shape:?} of experts overlap at a distance of {stride}"));
         }
         all_of(&[
+            check_count(count),
             value(all),
             same(all.shape().0, 1),
             same(all.len(), (count - 1) * stride + self.matrix_len()),
@@ -83,6 +81,39 @@ impl ExpertWeights {
 }
 
 impl Op {
+    /// y = x W' for the rows of each expert.
+    pub const fn grouped_forward(
+        weights: ExpertWeights,
+        offsets: Tensor,
+        x: Tensor,
+        y: Tensor,
+    ) -> Self {
+        let (form, b, c) = (GroupedForm::Forward, None, Some(y));
+        Self::GroupedGemm { form, a: x, b, c, experts: weights, offsets, add: false }
+    }
+
+    /// d_x = d_y W for the rows of each expert.
+    pub const fn grouped_input_gradient(
+        weights: ExpertWeights,
+        offsets: Tensor,
+        d_y: Tensor,
+        d_x: Tensor,
+    ) -> Self {
+        let (form, b, c) = (GroupedForm::InputGradient, None, Some(d_x));
+        Self::GroupedGemm { form, a: d_y, b, c, experts: weights, offsets, add: false }
+    }
+
+    /// W = d_y' x of the rows of each expert; `grads` replaces its contents.
+    pub const fn grouped_weight_gradient(
+        grads: ExpertWeights,
+        offsets: Tensor,
+        d_y: Tensor,
+        x: Tensor,
+    ) -> Self {
+        let (form, b, c) = (GroupedForm::WeightGradient, Some(x), None);
+        Self::GroupedGemm { form, a: d_y, b, c, experts: grads, offsets, add: false }
+    }
+
     /// Checks an op of a mixture of experts.
     pub(super) fn check_experts(&self) -> Result<(), String> {
         match *self {
@@ -163,18 +194,14 @@ impl Op {
                     shares.map_or(Ok(()), |t| one_of(t, Dtype::F64, experts)),
                 ])
             }
-            Self::BalanceLoss { counts, shares, value, grads, per_token, .. } => {
-                if per_token == 0 || per_token > MOST_CHOICES {
-                    return Err(format!("{per_token} experts of a token, not 1 to {MOST_CHOICES}"));
-                }
-                all_of(&[
-                    check_count(counts.shape().1),
-                    shaped(counts, Dtype::F64, counts.shape()),
-                    shaped(shares, Dtype::F64, counts.shape()),
-                    shaped(grads, Dtype::F32, counts.shape()),
-                    one_of(value, Dtype::F64, 1),
-                ])
-            }
+            Self::BalanceLoss { counts, shares, value, grads, per_token, .. } => all_of(&[
+                check_per_token(per_token, MOST_CHOICES),
+                check_count(counts.shape().1),
+                shaped(counts, Dtype::F64, counts.shape()),
+                shaped(shares, Dtype::F64, counts.shape()),
+                shaped(grads, Dtype::F32, counts.shape()),
+                one_of(value, Dtype::F64, 1),
+            ]),
             _ => Err(format!("{} is no op of experts", self.name())),
         }
     }
@@ -186,26 +213,20 @@ impl Op {
         let (rows, (n, k)) = (a.shape().0, experts.shape);
         let mut operands = [Some(a), b, c].into_iter().flatten();
         let fits = experts.check(offsets).and_then(|()| operands.try_for_each(value));
-        let both = |t: Tensor, shape: (usize, usize)| {
-            if t.shape() == shape {
-                Ok(())
-            } else {
-                Err(format!("{:?} where {shape:?} belongs", t.shape()))
-            }
-        };
+        let sized = |t: Tensor, shape| shaped(t, t.dtype(), shape);
         match (form, b, c) {
             (GroupedForm::Forward, None, Some(c)) if !add => {
-                all_of(&[fits, both(a, (rows, k)), both(c, (rows, n))])
+                all_of(&[fits, sized(a, (rows, k)), sized(c, (rows, n))])
             }
             (GroupedForm::InputGradient, None, Some(c)) if !add => {
-                all_of(&[fits, both(a, (rows, n)), both(c, (rows, k))])
+                all_of(&[fits, sized(a, (rows, n)), sized(c, (rows, k))])
             }
             // The op writes the whole range, and has nothing to write between two matrices.
             (GroupedForm::WeightGradient, Some(_), None) if experts.stride != n * k => {
                 Err(format!("gradients of {n} x {k} elements at a distance of {}", experts.stride))
             }
             (GroupedForm::WeightGradient, Some(b), None) => {
-                all_of(&[fits, both(a, (rows, n)), both(b, (rows, k))])
+                all_of(&[fits, sized(a, (rows, n)), sized(b, (rows, k))])
             }
             _ => Err(format!("{form:?} with b: {b:?}, c: {c:?}, add: {add}")),
         }
@@ -219,26 +240,32 @@ fn check_count(experts: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks choices (N, k) I32 of `experts` experts.
-fn check_choices(choices: Tensor, experts: usize) -> Result<(), String> {
-    let most = experts.min(MOST_CHOICES);
-    let per_token = choices.shape().1;
+/// Checks k, the number of experts of a token.
+fn check_per_token(per_token: usize, most: usize) -> Result<(), String> {
     if per_token == 0 || per_token > most {
         return Err(format!("{per_token} experts of a token, not 1 to {most}"));
     }
+    Ok(())
+}
+
+/// Checks choices (N, k) I32 of `experts` experts.
+fn check_choices(choices: Tensor, experts: usize) -> Result<(), String> {
     if i32::try_from(choices.len()).is_err() {
         return Err(format!("{} pairs of a token and an expert, beyond I32", choices.len()));
     }
-    all_of(&[check_count(experts), shaped(choices, Dtype::I32, choices.shape())])
+    all_of(&[
+        check_per_token(choices.shape().1, experts.min(MOST_CHOICES)),
+        check_count(experts),
+        shaped(choices, Dtype::I32, choices.shape()),
+    ])
 }
 
 /// Checks the places (N, k) I32 of the rows of `y` (N k, C).
 fn check_places(places: Tensor, y: Tensor) -> Result<(), String> {
-    let per_token = places.shape().1;
-    if per_token == 0 || per_token > MOST_CHOICES {
-        return Err(format!("{per_token} experts of a token, not 1 to {MOST_CHOICES}"));
-    }
-    one_of(places, Dtype::I32, y.shape().0)
+    all_of(&[
+        check_per_token(places.shape().1, MOST_CHOICES),
+        one_of(places, Dtype::I32, y.shape().0),
+    ])
 }
 
 fn shaped(t: Tensor, dtype: Dtype, shape: (usize, usize)) -> Result<(), String> {

@@ -57,7 +57,7 @@ const NOT_TIMED: &[&str] = &[
 struct Sources {
     /// Source of `Op::name`.
     names: String,
-    /// Source of the check of an op.
+    /// Sources of the check of an op.
     checks: String,
     /// Sources of the kernel launches.
     launches: String,
@@ -76,11 +76,15 @@ impl Sources {
         let keys = config::box_keys().into_iter();
         let measured =
             keys.filter_map(|key| Some(key.name.split_once(".gb_per_s_16.")?.1.to_owned()));
-        let check = read("device/src/op/check.rs");
-        let (_, checks) = check.split_once("fn check(").expect("the check of an op");
+        let after = |path: &str, start: &str| {
+            let source = read(path);
+            let (_, checks) = source.split_once(start).expect("the check of an op");
+            checks.to_owned()
+        };
         Self {
             names: read("device/src/op/mod.rs"),
-            checks: checks.to_owned(),
+            checks: after("device/src/op/check.rs", "fn check(")
+                + &after("device/src/op/experts.rs", "fn check_experts("),
             launches: launches.iter().map(|path| super::read(path)).collect(),
             compared: read("tests/fake-cuda/tests/kernels.rs")
                 + &read("tests/fake-cuda/tests/kernels/attention.rs")

@@ -16,8 +16,8 @@ const SHARE_BLOCKS: usize = 128;
 const SORT_THREADS: usize = 128;
 const SORT_BLOCKS: usize = 128;
 
-/// Threads of the only block of `balance_loss`, and of a block of `expert_load`, whose kernels have
-/// room in shared memory for so many.
+/// Threads of the only block of `balance_loss`, and of a block of `expert_load`. The shared memory of
+/// both kernels has room for the sums of this number of threads.
 const BALANCE_THREADS: u32 = 256;
 const LOAD_THREADS: u32 = 256;
 

@@ -10,8 +10,8 @@ use layout::build::{RankLayout, lay_out, shape, vertical_width};
 /// Fewest micro-batches of the first of two simulations. The second has one more.
 const FEW: usize = 2;
 
-/// Smallest number of tiles of a rank's update in a brief simulation. With so many tiles the first
-/// and the last tile lengthen the update by at most 1/512 of its time.
+/// Smallest number of tiles of a rank's update in a brief simulation. The first and the last tile then
+/// lengthen the update by at most 1/512 of its time.
 const LEAST_TILES: u64 = 512;
 
 /// Least number of tiles of a block's update on a rank in a brief simulation.

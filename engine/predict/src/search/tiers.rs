@@ -367,7 +367,7 @@ mod tests {
             assert_eq!(auto.config.activations.attention().gpu, kept, "{:?}", auto.chosen);
             assert_eq!(auto.config.activations.mlp().gpu, kept);
             assert!(!auto.config.activations.moves());
-            let why = auto.chosen.unwrap_or_default();
+            let why = auto.chosen.unwrap();
             assert!(why.contains("no described box says what copies gain"), "{why}");
             let shown = auto.origins.iter().find(|(key, ..)| key == "activations");
             assert_eq!(shown.unwrap().1, in_line(&auto.config.activations));

@@ -8,8 +8,8 @@ use crate::cpu::workers::{Parts, Workers};
 use crate::op::{GroupedForm, Op};
 use crate::{View, ViewMut};
 
-/// An expert with more than one of so many shares of the rows for each thread is shared by all
-/// threads: alone it would keep one thread busy after the others are idle.
+/// Number of parts of the rows for each thread. All threads share an expert that has more rows than
+/// one part: one thread alone would still compute it while the others are idle.
 const SHARES: usize = 4;
 
 /// Operations of a matmul that take as long as an element of other kernels.
