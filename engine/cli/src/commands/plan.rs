@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use topology::{counted, format_bytes};
 
 mod boxes;
+mod buffers;
 mod config_file;
 mod model;
 mod ops;
@@ -203,7 +204,7 @@ fn table(out: &mut String, title: &str, memory: &Memory, buffers: bool) {
         if !buffers {
             continue;
         }
-        for line in grouped(memory.buffers.iter().filter(|b| b.pool == pool.name)) {
+        for line in buffers::lines(memory.buffers.iter().filter(|b| b.pool == pool.name)) {
             let _ = writeln!(out, "                  {line}");
         }
     }
@@ -218,37 +219,6 @@ fn table(out: &mut String, title: &str, memory: &Memory, buffers: bool) {
     for part in &memory.overheads {
         let _ = writeln!(out, "  {:>12}  beside the plan: {}", format_bytes(part.bytes), part.name);
     }
-}
-
-/// Lines about buffers. Names that differ only in a number share a line: `block.{0..68}.params`.
-fn grouped<'a>(buffers: impl Iterator<Item = &'a Buffer>) -> Vec<String> {
-    let mut groups: Vec<(String, Vec<&str>, &Buffer, u64)> = Vec::new();
-    for buffer in buffers {
-        let number = buffer.name.split('.').find(|part| part.parse::<u32>().is_ok());
-        let pattern = number.map_or(buffer.name.clone(), |n| buffer.name.replacen(n, "{}", 1));
-        let same = |g: &&mut (String, Vec<&str>, &Buffer, u64)| {
-            g.0 == pattern && g.2.shape == buffer.shape
-        };
-        match groups.iter_mut().find(same) {
-            Some(group) => {
-                group.1.extend(number);
-                group.3 += buffer.bytes;
-            }
-            None => groups.push((pattern, number.into_iter().collect(), buffer, buffer.bytes)),
-        }
-    }
-    let line = |(pattern, numbers, first, bytes): &(String, Vec<&str>, &Buffer, u64)| {
-        let name = match numbers[..] {
-            [] => pattern.clone(),
-            [only] => pattern.replacen("{}", only, 1),
-            [first, .., last] => pattern.replacen("{}", &format!("{{{first}..{last}}}"), 1),
-        };
-        let times = if numbers.len() > 1 { format!("{} x ", numbers.len()) } else { String::new() };
-        let (rows, cols) = first.shape;
-        let size = format_bytes(*bytes);
-        format!("{name:<34} {size:>11}  {times}{} [{rows}, {cols}]", first.dtype)
-    };
-    groups.iter().map(line).collect()
 }
 
 fn nodes(out: &mut String, report: &Report) {
