@@ -2,19 +2,23 @@
 
 use super::{
     Complaint, ConfigReader, ConfigSource, Field, GivenValue, Node, NodeKind, Problem, SourceKind,
-    Span, answer, short, tree, words,
+    Span, answer, is_name, short, tree, words,
 };
 
 /// Keys with a string value; `--set` accepts their text without quotes.
-const TEXT_KEYS: [&str; 7] = [
+const TEXT_KEYS: [&str; 8] = [
     "name",
     "data.train",
-    "data.validation",
+    "data.format.text",
+    "data.system",
     "sample.prompt",
     "device.memory",
     "device.box",
     "model.layer_pattern",
 ];
+
+/// Keys whose value is a string or `None`.
+const TEXT_OR_NONE_KEYS: [&str; 3] = ["model.from", "data.validation", "data.tokenizer"];
 
 /// Most parts of a dotted key; every key has fewer.
 const DEEPEST: usize = 8;
@@ -110,10 +114,10 @@ fn value(source: &ConfigSource, index: usize, key: &str, start: usize) -> Result
     let text = rest.trim();
     let from = start + rest.len() - rest.trim_start().len();
     let place = Span { source: index, start: from, end: from + text.len() };
-    let ron = ["\"", "r\"", "r#"].iter().any(|prefix| text.starts_with(prefix))
-        || key == "data.validation" && (text == "None" || text.starts_with("Some("))
-        || is_list(text);
-    if TEXT_KEYS.contains(&key) && !ron {
+    let in_quotes = ["\"", "r\"", "r#"].iter().any(|prefix| text.starts_with(prefix));
+    let is_option = is_name(text, "None") || text.starts_with("Some(");
+    let is_text = TEXT_KEYS.contains(&key) || TEXT_OR_NONE_KEYS.contains(&key) && !is_option;
+    if is_text && !in_quotes && !is_list(text) {
         return Ok(Node { place, kind: NodeKind::Bare });
     }
     if text.is_empty() {

@@ -32,6 +32,20 @@ fn names_of_values_may_be_in_any_case_and_have_dashes() {
 }
 
 #[test]
+fn a_set_of_any_key_with_a_text_needs_no_quotes() {
+    let mut texts = 0;
+    for key in keys().into_iter().filter(|key| key.values.contains("in quotes")) {
+        let set = format!("{}=some/text@v-1.json", key.name);
+        let why = loaded(LEAST, &[&set]).err().map_or(String::new(), |why| why.to_string());
+        assert!(!why.contains("RON") && !why.contains("quotes"), "{set}: {why}");
+        texts += 1;
+    }
+    assert!(texts > 8, "{texts} keys");
+    let loaded = loaded(LEAST, &["model.from=None", "data.tokenizer=none"]).unwrap();
+    assert_eq!((loaded.config.model.from, loaded.config.data.tokenizer), (None, None));
+}
+
+#[test]
 fn a_name_in_quotes_is_refused_with_its_spelling_here() {
     let why = loaded(LEAST, &["precision=\"bf16\""]).unwrap_err().to_string();
     assert!(why.contains("write `Bf16` without the quotes"), "{why}");
