@@ -15,8 +15,11 @@ SIZES = {
     "hidden-384": dict(layers=6, hidden=384, heads=6, seq_len=256, vocab=256, micro=12, dropout=0.0),
     "gpt2-124m": dict(layers=12, hidden=768, heads=12, seq_len=64, vocab=50257, micro=4, dropout=0.1),
 }
-# Heads of keys and values, and the inner width of the feed-forward part, where the family is Llama.
+# Heads of keys and values, and the inner width of the feed-forward part, if the family is not gpt2.
 LLAMA = {"small-text": (2, 384), "hidden-384": (2, 1024), "gpt2-124m": (4, 2048)}
+# Experts of a layer, and those of a token, if the family is moe. Each has half of the inner width, so that a token computes as
+# much as in a Llama.
+EXPERTS, PER_TOKEN = 8, 2
 FORMS = [(attention, adam) for attention in ("fused", "products") for adam in ("fused", "foreach")]
 OPTIMIZER = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
@@ -26,14 +29,15 @@ def of_family(name, family):
     size = SIZES[name]
     kv_heads, ffn = (size["heads"], 4 * size["hidden"]) if family == "gpt2" else LLAMA[name]
     dropout = size["dropout"] if family == "gpt2" else 0.0
-    return {**size, "kv_heads": kv_heads, "ffn": ffn, "dropout": dropout, "llama": family == "llama"}
+    experts = EXPERTS if family == "moe" else 0
+    return {**size, "kv_heads": kv_heads, "ffn": ffn, "dropout": dropout, "llama": family != "gpt2", "experts": experts}
 
 
 def model_flops(size):
     """Of one step: 6 per weight of the products and token, and attention's causal products."""
     c, layers = size["hidden"], size["layers"]
     attention = 2 * c * c + 2 * c * c * size["kv_heads"] // size["heads"]
-    products = layers * (attention + (3 if size["llama"] else 2) * c * size["ffn"]) + size["vocab"] * c
+    products = layers * (attention + (3 if size["llama"] else 2) * c * size["ffn"] + c * size["experts"]) + size["vocab"] * c
     return size["micro"] * size["seq_len"] * (6 * products + 6 * layers * size["seq_len"] * c)
 
 
@@ -50,6 +54,9 @@ def write_config(path, name, size, tokens, threads):
     model = f"layers: {size['layers']}, hidden: {size['hidden']}, heads: {size['heads']}, seq_len: {size['seq_len']}"
     if size["llama"]:
         model = f"family: Llama, {model}, kv_heads: {size['kv_heads']}, ffn_hidden: {size['ffn']}"
+    if size["experts"]:
+        experts = f"count: {size['experts']}, per_token: {PER_TOKEN}, ffn_hidden: {size['ffn'] // PER_TOKEN}"
+        model = f"{model}, qk_norm: true, experts: ({experts})"
     betas = OPTIMIZER["betas"]
     path.write_text(f"""// {name}, for compare-training.
 (
@@ -148,7 +155,27 @@ def contestant(form, size, tokens, threads, steps, seconds):
             logits = self.output(self.norm(x))
             return F.cross_entropy(logits.view(-1, size["vocab"]), targets.reshape(-1))
 
-    model = Model()
+    def mixture():
+        """Qwen3-MoE of transformers, with experts in its eager form."""
+        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+        config = Qwen3MoeConfig(
+            vocab_size=size["vocab"], hidden_size=c, num_hidden_layers=size["layers"], num_attention_heads=heads,
+            num_key_value_heads=kv_heads, head_dim=dim, max_position_embeddings=t, num_experts=size["experts"],
+            num_experts_per_tok=PER_TOKEN, moe_intermediate_size=ffn // PER_TOKEN, intermediate_size=ffn, norm_topk_prob=True,
+            tie_word_embeddings=False, output_router_logits=False, use_cache=False, attn_implementation="sdpa"
+            if attention_form == "fused" else "eager", experts_implementation="eager",
+        )
+        model = Qwen3MoeForCausalLM(config)
+
+        def loss_of(tokens, targets):
+            logits = model(input_ids=tokens).logits
+            return F.cross_entropy(logits.view(-1, size["vocab"]), targets.reshape(-1))
+
+        return model, loss_of
+
+    model, loss_of = mixture() if size["experts"] else (Model(), None)
+    loss_of = loss_of or model
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -159,7 +186,7 @@ def contestant(form, size, tokens, threads, steps, seconds):
     def step():
         starts = torch.randint(len(data) - t - 1, (size["micro"],))
         batch = torch.stack([torch.from_numpy(data[i : i + t + 1]) for i in starts])
-        loss = model(batch[:, :-1], batch[:, 1:])
+        loss = loss_of(batch[:, :-1], batch[:, 1:])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -189,7 +216,7 @@ def output(command, threads):
 
 def compare(name, options):
     size, work, threads, seconds = of_family(name, options.family), options.work, options.threads, options.seconds
-    title = name if options.family == "gpt2" else f"{name}, Llama"
+    title = {"gpt2": name, "llama": f"{name}, Llama", "moe": f"{name}, {EXPERTS} experts"}[options.family]
     tokens, config = work / f"tokens-{size['vocab']}.bin", work / f"{name}-{options.family}.ron"
     if not tokens.exists():
         write_tokens(tokens, size["vocab"])
@@ -235,7 +262,7 @@ def main():
     parser.add_argument("--onebox", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--work", required=True, type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--size", action="append", choices=list(SIZES))
-    parser.add_argument("--family", choices=("gpt2", "llama"), default="gpt2")
+    parser.add_argument("--family", choices=("gpt2", "llama", "moe"), default="gpt2")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=int, default=8)
