@@ -24,17 +24,21 @@ impl Checks<'_> {
 
     pub(super) fn rows_without_tokenizer(&self) -> Option<Violation> {
         let data = &self.config.data;
-        // For a refused folder, a missing tokenizer is not reported.
-        let folder = self.config.model.from.as_ref();
-        let folder = folder.map(|_| ("model.from", "without a tokenizer.json".into()));
+        // The rule names the folder even if there is none: for a refused folder, or a name that is not
+        // found, a missing tokenizer is not reported.
+        let folder = match self.config.model.from {
+            Some(_) => "without a tokenizer.json",
+            None => "no folder with a tokenizer.json",
+        };
         let values = [
-            ("data.format", "the files hold rows of text".into()),
-            ("data.tokenizer", "nothing makes tokens of it".into()),
+            ("data.format", "the files hold rows of text"),
+            ("data.tokenizer", "nothing makes tokens of it"),
+            ("model.from", folder),
         ];
         (data.tokenizer.is_none() && data.format.is_rows()).then(|| Violation {
             message: "rows of text need a tokenizer".into(),
             help: tokenizer_remedy(&self.config.model),
-            values: values.into_iter().chain(folder).collect(),
+            values: values.map(|(key, meaning)| (key, meaning.into())).into(),
         })
     }
 

@@ -35,10 +35,9 @@ impl FineTune {
         (steps * WARM_UP).div_ceil(100)
     }
 
-    /// Number of samples of a step: the smallest multiple of the samples of a pass that is at least
-    /// [`SAMPLES`].
+    /// Number of samples of a step.
     pub(super) const fn samples(self, pass: usize) -> usize {
-        if pass == 0 { SAMPLES } else { SAMPLES.next_multiple_of(pass) }
+        default_samples(pass)
     }
 }
 
@@ -50,6 +49,12 @@ impl<T> KeyDefault<T> {
             Self::Derived(value, "default of pretrained weights", from)
         })
     }
+}
+
+/// Number of samples of a step of pretrained weights: the smallest multiple of the samples of a pass that
+/// is at least [`SAMPLES`].
+pub(super) const fn default_samples(pass: usize) -> usize {
+    if pass == 0 { SAMPLES } else { SAMPLES.next_multiple_of(pass) }
 }
 
 /// Whether training starts from the weights of a folder.

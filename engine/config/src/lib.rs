@@ -23,6 +23,7 @@ mod device;
 mod era;
 mod expert_rules;
 mod experts;
+mod few_steps;
 mod file;
 mod find_box;
 mod fine_tune;

@@ -48,7 +48,10 @@ fn contradictions(s: &mut Section<'_, '_>, model: &ModelConfig, from: &str, fold
         }
         s.reader.refuse(Violation {
             message: format!("{ours}, but the model of {from} has {theirs}"),
-            help: format!("leave `{key}` out, or name another folder"),
+            help: match key {
+                "model.vocab" => "leave `model.vocab` out, or make the vocabulary of the folder larger with transformers (resize_token_embeddings, save_pretrained)".into(),
+                _ => format!("leave `{key}` out, or name another folder"),
+            },
             values: vec![(key, format!("{ours} here")), ("model.from", format!("{theirs} there"))],
         });
     }

@@ -24,6 +24,7 @@ const JSON_LINES: FileKind = FileKind {
     remedy: "set data.format: Chat for messages, or Jsonl(text: \"text\") for texts",
 };
 const JSON: FileKind = FileKind { what: "JSON", remedy: JSON_LINES.remedy };
+const TABLE: FileKind = FileKind { what: "a table, as its name says", remedy: JSON_LINES.remedy };
 const LISTS: FileKind = FileKind {
     what: "JSON lines with a list in each, not an object",
     remedy: "make an object of each, with jq -c '{messages: .}'",
@@ -102,7 +103,7 @@ pub(super) const TEXT_CUT: FileKind = FileKind {
 /// First bytes of a kind, with which no text or token file begins; name extensions; the kind.
 type KindRow = (&'static [&'static [u8]], &'static [&'static str], FileKind);
 
-const KINDS: [KindRow; 15] = [
+const KINDS: [KindRow; 16] = [
     (&[b"version https://git-lfs"], &[], LFS_POINTER),
     (&[b"\x1f\x8b\x08"], &["gz", "gzip", "tgz"], GZIP),
     (&[b"\x28\xb5\x2f\xfd"], &["zst", "zstd"], ZSTD),
@@ -117,6 +118,7 @@ const KINDS: [KindRow; 15] = [
     (&[b"\xff\xfe"], &[], UTF16),
     (&[], &["jsonl", "ndjson"], JSON_LINES),
     (&[], &["json"], JSON),
+    (&[], &["csv", "tsv", "tab"], TABLE),
     (&[], &["bin"], TOKENS),
 ];
 
@@ -143,7 +145,7 @@ pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<FileKi
     }
     if format.is_rows() {
         let lists = || (begins_list(head) && has_list_in_line(head)).then_some(LISTS);
-        return kind.filter(|kind| ![JSON_LINES, JSON].contains(kind)).or_else(lists);
+        return kind.filter(|kind| ![JSON_LINES, JSON, TABLE].contains(kind)).or_else(lists);
     }
     // The two bytes that mark UTF-16 may be a token.
     kind.filter(|kind| ![TOKENS, UTF16].contains(kind))
@@ -151,7 +153,7 @@ pub(super) fn of(path: &Path, head: &[u8], format: &DataFormat) -> Option<FileKi
 
 /// The kind of a file next to token files, if it cannot be a token file itself.
 pub(super) fn of_tokens_elsewhere(path: &Path) -> Option<FileKind> {
-    by_name(path).filter(|kind| ![TOKENS, INDEX, JSON, JSON_LINES].contains(kind))
+    by_name(path).filter(|kind| ![TOKENS, INDEX, JSON, JSON_LINES, TABLE].contains(kind))
 }
 
 /// Whether `head` begins as UTF-8 without zero bytes; the last character may be incomplete.
@@ -162,11 +164,8 @@ pub(super) fn is_text(head: &[u8]) -> bool {
 
 /// Whether the file name says that a file has rows: JSON, or a table.
 pub(super) fn is_named_as_rows(path: &Path) -> bool {
-    let path = uncompressed(path);
-    let extension = path.extension().map(|name| name.to_ascii_lowercase());
-    let is_table =
-        ["csv", "tsv", "tab"].iter().any(|name| extension.as_deref() == Some((*name).as_ref()));
-    is_table || by_name(path).is_some_and(|kind| [JSON_LINES, JSON, PARQUET].contains(&kind))
+    by_name(uncompressed(path))
+        .is_some_and(|kind| [JSON_LINES, JSON, TABLE, PARQUET].contains(&kind))
 }
 
 /// The path without the ending of a compressed file; the same path if it has none.

@@ -199,7 +199,9 @@ pub enum Problem {
     #[error("the files beside it list tokens that it does not take: {0}")]
     BadListed(String),
     #[error(
-        "its largest token is {largest} (\"{}\"), but model.vocab is {vocab}; set model.vocab to {} or more{}",
+        "its largest token is {largest} (\"{}\"), but model.vocab is {vocab}; set model.vocab to {} or more{}; if the folder of \
+         model.from gives the vocabulary, take the tokenizer of that model, or make the vocabulary larger with transformers \
+         (resize_token_embeddings, save_pretrained)",
         foreign(text),
         largest + 1,
         if *listed { ", or take that token out of tokenizer_config.json, which lists it beside the tokenizer.json" } else { "" }

@@ -2,7 +2,7 @@
 
 use super::check::CheckArgs;
 use super::data::{self, ReadOptions};
-use super::{CommandError, ConfigArgs, Failable, code, print, print_json};
+use super::{CommandError, ConfigArgs, Failable, code, print, print_json, say};
 use crate::generate::TokenWriter;
 use crate::report::colour;
 use ::data::{Dataset, Document, Identity, Sample, Tokenizer};
@@ -41,6 +41,12 @@ pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), 
     let (_, dataset) = data::read_whole(config, how)?;
     let Identity { train, validation } = dataset.identity();
     let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
+    if let Some(epochs) = config.train.epochs {
+        let steps = (f64::from(epochs) * samples as f64 / config.batch.global as f64).ceil();
+        if let Some(few) = config.few_steps(samples, steps.max(1.0) as u64) {
+            say(&format!("warning: {few}"));
+        }
+    }
     if *json {
         let (shares, evaluations) = (dataset.shares(1.0), dataset.evaluations());
         return print_json(&json!({

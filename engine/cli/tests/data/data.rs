@@ -236,6 +236,8 @@ fn foreign() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ("rows.jsonl", record.clone(), "JSON lines"),
         ("rows.txt", record, "JSON lines"),
         ("one.json", with(b"[\"a\", "), "JSON"),
+        ("table.csv", b"question,answer\nwhere?,here\n".repeat(50), "a table"),
+        ("table.tsv", b"question\tanswer\nwhere?\there\n".repeat(50), "data.format: Chat"),
         ("text.gz", with(b""), "gzip"),
         ("text.zst", with(b""), "zstd"),
         ("packed.txt", with(b"\xfd7zXZ\x00"), "xz"),

@@ -91,6 +91,9 @@ fn rows_of_other_programs_train_as_chats_do() {
     with(&folder, &["train", "chat.ron", "--run-dir", "run"], &sets).ok();
     // The run's own config has the names.
     assert!(folder.read("run/config.ron").contains("instruction: \"q\""));
+    let unnamed = check(&folder, &["data.train=named.jsonl"]);
+    let remedy = "name the columns of the question and of the answer, data.columns: (instruction: \"..\", output: \"..\")";
+    unnamed.refused(66, &["it has `id`, `q`, `reply`", remedy]);
     let wrong = check(&folder, &["data.train=named.jsonl", "data.columns.output=\"answer\""]);
     wrong.refused(
         66,

@@ -182,8 +182,11 @@ fn a_tokenizer_that_does_not_fit_is_refused() {
     let with = |more: &[&str]| train(&folder, "run", &[], more);
     with(&["model.vocab=299"])
         .refused(66, &["data.tokenizer", "tokenizer.json", "model.vocab to 300"]);
+    // A folder of transformers allows no other `model.vocab`.
+    let larger =
+        "if the folder of model.from gives the vocabulary, take the tokenizer of that model";
     with(&["data.format=U16", "model.vocab=299"])
-        .refused(66, &["data.tokenizer", "tokenizer.json", "model.vocab to 300"]);
+        .refused(66, &["data.tokenizer", "tokenizer.json", "model.vocab to 300", larger]);
     with(&["data.tokenizer=\"none.json\""]).refused(66, &["none.json", "no such file"]);
     with(&["data.tokenizer=\"text.txt\""]).refused(66, &["text.txt", "tokenizer.json"]);
     std::fs::write(folder.path("text.txt"), b"\xff\xfe and more text").unwrap();

@@ -113,6 +113,14 @@ fn a_model_that_is_not_cached_is_refused_with_the_command_that_downloads_it() {
         plan.env("HF_HUB_CACHE", folder.path("hub"));
         Folder::done(plan).refused(78, &[from, command]);
         assert!(!folder.path("run").exists());
+        // The missing model is the cause, so its missing tokenizer is no further error.
+        let from = format!("model.from={from:?}");
+        let chats = ["data.format=Chat", "data.train=\"chats.jsonl\"", &from];
+        let sets = chats.iter().flat_map(|set| ["--set", set]);
+        let args: Vec<&str> = ["config", "check", "a.ron"].into_iter().chain(sets).collect();
+        let mut check = folder.command(&args);
+        check.env("HF_HUB_CACHE", folder.path("hub"));
+        Folder::done(check).refused(78, &["model.from", command, "1 error in a.ron"]);
     }
 }
 

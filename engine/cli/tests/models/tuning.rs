@@ -118,3 +118,21 @@ fn words_of_other_tools_are_answered() {
         "{shown}"
     );
 }
+
+#[test]
+fn a_fine_tune_of_few_steps_is_warned_of() {
+    let folder = with_defaults();
+    let ron = folder.read("chat.ron").replace("steps: 4, ", "");
+    std::fs::write(folder.path("few.ron"), ron).unwrap();
+    let epochs = ["--set", "train.epochs=1"];
+    let large = ["--set", "batch.global=64"];
+    let warned = |args: &[&str]| {
+        let stderr = folder.onebox(&[args, &epochs].concat()).ok().stderr;
+        stderr.matches("So few steps hardly change pretrained weights").count()
+    };
+    assert_eq!(warned(&[&["data", "check", "few.ron"][..], &large].concat()), 1);
+    assert_eq!(warned(&["data", "check", "few.ron"]), 0);
+    let train = ["train", "few.ron", "-q", "--run-dir", "run"];
+    assert_eq!(warned(&[&train[..], &large].concat()), 1);
+    assert_eq!(warned(&["train", "few.ron", "-q", "--run-dir", "usual"]), 0);
+}

@@ -102,3 +102,19 @@ fn a_warning_of_an_unusual_rate_has_the_usual_range() {
         );
     }
 }
+
+#[test]
+fn a_warning_of_few_steps_names_the_samples_of_a_step() {
+    let warning = |sets: &[&str], steps| tuned(sets).config.few_steps(54, steps);
+    let large = ["batch.global=64", "train.steps=1"];
+    let said = warning(&large, 1).unwrap();
+    for words in ["only 1 step:", "takes 64 samples", "an epoch has 54", "without the key it is 8"]
+    {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    // Enough steps, the default, or random weights.
+    assert_eq!(warning(&large, 10), None);
+    assert_eq!(warning(&["batch.global=8"], 1), None);
+    assert_eq!(warning(&["batch.micro=12"], 1), None);
+    assert_eq!(warning(&["batch.global=64", "model.weights=Random"], 1), None);
+}

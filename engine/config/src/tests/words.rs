@@ -77,6 +77,8 @@ fn keys_of_other_tools_are_answered_in_files_sections_and_sets() {
     }
     for (set, expected) in [
         ("lora_r=8", "onebox has no LoRA"),
+        ("pipeline_parallel_size=2", "onebox has no pipeline parallelism"),
+        ("pipeline_parallel=2", "onebox has no pipeline parallelism"),
         ("num_epochs=2", "write `--set train.epochs=2`"),
         ("train.warmup_ratio=0.1", "0.1 x `train.steps`"),
         ("base_model=Qwen/Qwen3-8B", "here it is called `model.from`"),

@@ -378,7 +378,8 @@ fn first_of<'a>(row: &Map, keys: &[&'a str]) -> Option<&'a str> {
 
 /// Error message for a row of no known form.
 fn without_messages(row: &Map) -> String {
-    const NAMES: &str = ": data.columns tells onebox the names of columns";
+    const NAMES: &str = ": name the columns of the question and of the answer, \
+                         data.columns: (instruction: \"..\", output: \"..\")";
     if let Some(missing) = pairs::missing(row) {
         return missing + NAMES;
     }

@@ -49,6 +49,13 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRu
     {
         say(&format!("warning: {unusual}"));
     }
+    // Only a run of epochs has read its data already.
+    if let Some(data) = early.as_ref().filter(|_| team.is_first() && starts_anew(args))
+        && let Some(few) =
+            loaded.config.few_steps(data.num_train_samples(), loaded.config.train.steps)
+    {
+        say(&format!("warning: {few}"));
+    }
     let mode = match (args.resume, args.fork, args.overwrite) {
         (true, ..) => RunMode::Resume,
         (_, true, _) => RunMode::Fork,
