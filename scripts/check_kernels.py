@@ -15,12 +15,16 @@ ARCHITECTURES = ["70", "75", "80", "86", "89", "90"]
 OPTIONS = re.findall(r'"(-[^"]+)"', (KERNELS.parent / "launch.rs").read_text().split("OPTIONS", 1)[1].split(";", 1)[0])
 
 
+def with_includes(path):
+    """The text of a file with its included files, and theirs, in the places of their lines."""
+    own = path.read_text()
+    return re.sub(r'#include "(.*)"\n', lambda found: f'#line 1 "{found[1]}"\n' + with_includes(KERNELS / found[1])
+                  + f'#line {own[:found.start()].count(chr(10)) + 2} "{path.name}"\n', own)
+
+
 def compile_file(nvrtc, path, architecture):
     """Whether it compiled, NVRTC's log, and the machine code."""
-    own = path.read_text()
-    source = re.sub(r'#include "(.*)"\n', lambda found: f'#line 1 "{found[1]}"\n' + (KERNELS / found[1]).read_text()
-                    + f'#line {own[:found.start()].count(chr(10)) + 2} "{path.name}"\n', own)
-    source = (KERNELS / "prelude.cuh").read_text() + f'#line 1 "{path.name}"\n' + source
+    source = (KERNELS / "prelude.cuh").read_text() + f'#line 1 "{path.name}"\n' + with_includes(path)
     options = [f"--gpu-architecture=sm_{architecture}", *OPTIONS, "--ptxas-options=-v"]
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), path.name.encode(), 0, None, None)

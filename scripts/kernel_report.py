@@ -29,6 +29,8 @@ GPUS = {
     "h100-1.3b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
     "llama3-8b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
     "gemma3-12b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
+    "gemma2-9b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
+    "gemma2-27b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
     "dgx2-70b": ("V100", "70", 80, 1.4, 0.8e12, 500, 2.0),
     "qwen3-30b-a3b a100": ("A100", "80", 108, 1.41, 1.9e12, 500, 2.0),
     "qwen3-30b-a3b 4090": ("RTX 4090", "89", 128, 2.5, 0.95e12, 600, 8.0),
@@ -155,7 +157,7 @@ def constants():
     """What the simulator has of it, by architecture and pass."""
     text = (KERNELS.parents[3] / "engine/predict/src/sim/cost/attention.rs").read_text()
     found = re.findall(r"TensorCoreCost \{ shared: ([\d.]+), issue: ([\d.]+), latency: ([\d.]+) \}", text)
-    names = [(kind, name) for kind in ["Ampere", "AmpereWide", "Volta"] for name in ["attention", "attention_backward"]]
+    names = [(kind, name) for kind in ["Ampere", "AmpereWide", "AmpereCapped", "AmpereWideCapped", "Volta"] for name in ["attention", "attention_backward"]]
     return {name: dict(zip(["shared", "issue", "latency"], map(float, row))) for name, row in zip(names, found, strict=True)}
 
 
@@ -167,7 +169,8 @@ def attention(rows, table):
             continue
         times, _, _, _ = estimate(row, table)
         of_op = sums.setdefault((row["config"], row["op"]), {"products": 0, "clocks": {}, "greatest": 0, "halfway": 0})
-        of_op["wide"] = row["kernel"].endswith("_256")
+        wide, capped = row["kernel"].endswith("_256"), "_capped_" in row["kernel"]
+        of_op["kind"] = "Volta" if "_volta_" in row["kernel"] else "Ampere" + "Wide" * wide + "Capped" * capped
         greatest = halfway = max(times.values())
         if of_products := beside_products(row, times):
             products, clocks = of_products
@@ -182,7 +185,7 @@ def attention(rows, table):
         counted = {limit: value / of_op["products"] for limit, value in of_op["clocks"].items()}
         cells = [f"{counted[limit]:.2f}" for limit in ["tensor", "shared", "issue", "latency"]]
         lines.append(f"| {config} | {op} | {' | '.join(cells)} | {of_op['greatest'] * 1e6:.0f} | {of_op['halfway'] * 1e6:.0f} |")
-        known = of_simulator["Volta" if GPUS[config][1] == "70" else "AmpereWide" if of_op["wide"] else "Ampere", op]
+        known = of_simulator[of_op["kind"], op]
         wrong += [f"{config} {op}: {limit} is {counted[limit]:.2f} clocks, and {value} in engine/predict/src/sim/cost/attention.rs"
                   for limit, value in known.items() if abs(counted[limit] - value) > 0.05 * value + 0.02]
     return lines, wrong
@@ -225,9 +228,9 @@ def page(library, disassembler, counts):
         "copies, over resident warps), issue (PTX instructions without moves, 4 per clock), passes of shared memory, tensor cores. Limits that",
         "add up, and instructions that machine code has beside PTX, make a GPU slower. `roofline` is memory or tensor time over the estimate.",
         "`llama3-8b` runs samples of 1024 tokens and scales all counts of attention to 4096 by pairs of tiles, its bytes, too, which is too",
-        "much for them. `gemma3-12b` has attention in layers without a window alone, scaled to 4096 tokens. Models of experts have the ops",
-        "of a layer's experts for 8192 tokens, with as many rows for each expert; a grouped matmul runs one expert. Loads in flight for sm_70",
-        "are those of sm_75.",
+        "much for them. The Gemmas have attention in layers without a window alone, scaled to 4096 tokens; the scores of `gemma2-9b`",
+        "and `gemma2-27b` have a cap. Models of experts have the ops of a layer's experts for 8192 tokens, with as many rows for each expert;",
+        "a grouped matmul runs one expert. Loads in flight for sm_70 are those of sm_75.",
         "",
         "GPUs, as assumed: " + "; ".join(
             f"{name} ({config}): {count} multiprocessors at {ghz} GHz, {bandwidth / 1e12} TB/s, {latency} clocks per load"

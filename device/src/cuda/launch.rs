@@ -22,22 +22,34 @@ pub struct Program {
 }
 
 impl Program {
-    /// The text that NVRTC compiles: the prelude, then the source with its included file.
+    /// The text that NVRTC compiles: the prelude, then the source with its included files.
     pub fn text(&self) -> String {
         let Self { name, source } = self;
-        let (prelude, tensor_cores) =
-            (include_str!("kernels/prelude.cuh"), include_str!("kernels/tensor_cores.cuh"));
-        let source = match source.split_once("#include \"tensor_cores.cuh\"\n") {
-            Some((before, after)) => {
-                let line = before.lines().count() + 2;
-                format!(
-                    "{before}#line 1 \"tensor_cores.cuh\"\n{tensor_cores}#line {line} \"{name}\"\n{after}"
-                )
-            }
-            None => (*source).to_string(),
-        };
-        format!("{prelude}#line 1 \"{name}\"\n{source}")
+        let prelude = include_str!("kernels/prelude.cuh");
+        format!("{prelude}#line 1 \"{name}\"\n{}", with_includes(name, source))
     }
+}
+
+/// The files that programs include: names and source codes.
+const INCLUDED: [(&str, &str); 2] = [
+    ("attention_mma.cuh", include_str!("kernels/attention_mma.cuh")),
+    ("tensor_cores.cuh", include_str!("kernels/tensor_cores.cuh")),
+];
+
+/// The source code of a file with its included files, and theirs, in the places of their lines.
+fn with_includes(name: &str, source: &str) -> String {
+    let included = |line: &str| {
+        let file = line.strip_prefix("#include \"")?.strip_suffix('"')?;
+        INCLUDED.iter().find(|(name, _)| *name == file)
+    };
+    let texts = source.lines().enumerate().map(|(i, line)| match included(line) {
+        Some((file, source)) => {
+            let text = with_includes(file, source);
+            format!("#line 1 \"{file}\"\n{text}#line {} \"{name}\"\n", i + 2)
+        }
+        None => format!("{line}\n"),
+    });
+    texts.collect()
 }
 
 macro_rules! program {
@@ -50,6 +62,7 @@ macro_rules! program {
 pub const PROGRAMS: &[Program] = &[
     program!("attention.cu"),
     program!("attention_mma.cu"),
+    program!("attention_mma_capped.cu"),
     program!("elementwise.cu"),
     program!("embedding.cu"),
     program!("experts.cu"),

@@ -92,7 +92,7 @@ INLINE void store_rows(const float (&sums)[4][N], const float (&factors)[4], voi
 
 // What factor_of_score makes the score of a product q k': with a cap the score itself.
 INLINE float capped(const Head& head, float product) {
-  return head.cap == 0.0f ? product : head.cap * tanh_of(product * (head.scale / head.cap));
+  return head.cap == 0.0f ? product : head.cap * tanh_of(product * inner_of_cap(head));
 }
 INLINE float factor_of_score(const Head& head) { return head.cap == 0.0f ? head.scale : 1.0f; }
 

@@ -218,7 +218,21 @@ INLINE float exponential(float x) {
   return p * __uint_as_float(power << 23);
 }
 
-// tanh(x) with the cpu backend's bits: near 0 the polynomial of Cephes tanhf, elsewhere 1 - 2 / (e^2x + 1).
+// 1 / x, rounded to nearest, for x from 1 to 2^100. The instruction's result is within one unit in the last place, and this step
+// makes it the nearest number, as in CUDA's __frcp_rn. That function and a division also have a branch for other numbers, which
+// takes registers that kernels of attention do not have.
+INLINE float reciprocal(float x) {
+#ifdef ONEBOX_EMULATED
+  return 1.0f / x;
+#else
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return fmaf(y, fmaf(-x, y, 1.0f), y);
+#endif
+}
+
+// tanh(x) with the cpu backend's bits: near 0 the polynomial of Cephes tanhf, elsewhere 1 - 2 / (e^2x + 1), which is 1 from x = 10
+// on. The bound of 40 keeps e^2x in the range of `reciprocal`.
 INLINE float tanh_of(float x) {
   float square = x * x;
   float p = -5.7049887e-3f;
@@ -227,16 +241,18 @@ INLINE float tanh_of(float x) {
   p = fmaf(p, square, 1.3331442e-1f);
   p = fmaf(p, square, -3.333328e-1f);
   float near = fmaf(p * square, x, x);
-  float far = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+  float doubled = 2.0f * x;
+  float far = 1.0f - 2.0f * reciprocal(exponential(doubled > 40.0f ? 40.0f : doubled) + 1.0f);
   return square < 0.390625f ? near : far;  // the square of 0.625
 }
 
-// The slope of c tanh(s / c) where it is `capped`, at least 0: `capped` may be rounded, or minus infinity.
-INLINE float cap_slope(float capped, float cap) {
-  float share = capped / cap;
+// The slope of c tanh(s / c) where tanh is `share`, at least 0: `share` may be rounded.
+INLINE float slope_of_cap(float share) {
   float slope = fmaf(-share, share, 1.0f);
   return slope < 0.0f ? 0.0f : slope;
 }
+// The slope of c tanh(s / c) where it is `capped`, at least 0: `capped` may be rounded, or minus infinity.
+INLINE float cap_slope(float capped, float cap) { return slope_of_cap(capped / cap); }
 
 // bits32 of random.rs, bit for bit.
 INLINE u32 bits32(u64 stream, u64 index) {
@@ -332,6 +348,9 @@ INLINE u64 mask_index(const Head& head, u32 query, u32 key) {
   u64 number = head.first_mask_head + (u64)blockIdx.z * head.total + head.number;
   return (number * head.seq_len + query) * head.seq_len + key;
 }
+
+// What makes a product q k' the argument of the cap's tanh.
+INLINE float inner_of_cap(const Head& head) { return head.scale / head.cap; }
 
 INLINE float finite_or_zero(float x) { return x == -__int_as_float(0x7f800000) ? 0.0f : x; }
 

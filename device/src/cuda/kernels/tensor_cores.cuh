@@ -37,7 +37,7 @@ struct Ampere {
   // backward kernels keep there. More of them spill.
   static const bool KEEPS_FORWARD = false;
   static const int KEPT_D_OUT = 8, KEPT_V = 6;
-  static const bool HAS_BF16 = true, COPIES_ASYNC = true;
+  static const bool HAS_BF16 = true, COPIES_ASYNC = true, CAPPED = false;
   static const int ROW_STEP = 8, ROW_LANES = 3;
   static INLINE int row() { return threadIdx.x % 32 / 4; }
   static INLINE int col() { return threadIdx.x % 4 * 2; }
@@ -174,7 +174,7 @@ struct Volta {
   static const bool HERE = false;
 #endif
   static const int WARPS = 4, SLAB = 16, BLOCKS = 1, KEPT_D_OUT = 4, KEPT_V = 1;
-  static const bool KEEPS_FORWARD = true, HAS_BF16 = false, COPIES_ASYNC = false;
+  static const bool KEEPS_FORWARD = true, HAS_BF16 = false, COPIES_ASYNC = false, CAPPED = false;
   static const int ROW_STEP = 2, ROW_LANES = 10;
   static INLINE int row() { return (threadIdx.x & 1) + (threadIdx.x & 4) + (threadIdx.x & 16) / 2; }
   static INLINE int col() { return (threadIdx.x & 2) + (threadIdx.x & 8) / 2; }

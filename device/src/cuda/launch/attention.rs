@@ -18,25 +18,54 @@ const BY_HEAD_DIM: [(usize, [&str; 3]); 3] = [
     (WIDEST_HEAD, ["attention_256", "attention_queries_256", "attention_keys_256"]),
 ];
 
-/// Kernels on tensor cores, from compute capability 8.0 on.
+/// Kernels on tensor cores for scores without a cap, from compute capability 8.0 on.
 const AMPERE: [(usize, [&str; 3]); 3] = [
     (64, ["attention_mma_64", "attention_mma_queries_64", "attention_mma_keys_64"]),
     (128, ["attention_mma_128", "attention_mma_queries_128", "attention_mma_keys_128"]),
     (WIDEST_HEAD, ["attention_mma_256", "attention_mma_queries_256", "attention_mma_keys_256"]),
 ];
 
-/// Kernels on tensor cores of compute capabilities 7.0 and 7.2, for f16. Later GPUs run their
-/// instruction slowly.
+/// The same for scores with a cap.
+const AMPERE_CAPPED: [(usize, [&str; 3]); 3] = [
+    (
+        64,
+        [
+            "attention_mma_capped_64",
+            "attention_mma_capped_queries_64",
+            "attention_mma_capped_keys_64",
+        ],
+    ),
+    (
+        128,
+        [
+            "attention_mma_capped_128",
+            "attention_mma_capped_queries_128",
+            "attention_mma_capped_keys_128",
+        ],
+    ),
+    (
+        WIDEST_HEAD,
+        [
+            "attention_mma_capped_256",
+            "attention_mma_capped_queries_256",
+            "attention_mma_capped_keys_256",
+        ],
+    ),
+];
+
+/// Kernels on tensor cores of compute capabilities 7.0 and 7.2, for f16 and scores without a
+/// cap. Later GPUs run their instruction slowly.
 const VOLTA: [(usize, [&str; 3]); 2] = [
     (64, ["attention_volta_64", "attention_volta_queries_64", "attention_volta_keys_64"]),
     (128, ["attention_volta_128", "attention_volta_queries_128", "attention_volta_keys_128"]),
 ];
 
 /// The kernels on tensor cores of a compute capability, for tensors of one type.
-fn on_tensor_cores(sm: u32, dtype: Dtype) -> &'static [(usize, [&'static str; 3])] {
+fn on_tensor_cores(sm: u32, dtype: Dtype, capped: bool) -> &'static [(usize, [&'static str; 3])] {
     match (sm, dtype) {
+        (80.., Dtype::F16 | Dtype::Bf16) if capped => &AMPERE_CAPPED,
         (80.., Dtype::F16 | Dtype::Bf16) => &AMPERE,
-        (70..=72, Dtype::F16) => &VOLTA,
+        (70..=72, Dtype::F16) if !capped => &VOLTA,
         _ => &[],
     }
 }
@@ -59,7 +88,7 @@ struct AttentionSizes {
 
 impl AttentionSizes {
     /// The sizes of an op. `tensors`: its tensors of variable type, first one with the shape of
-    /// `out`. Kernels on tensor cores have no caps.
+    /// `out`.
     fn new(
         tensors: &[Tensor],
         heads: Heads,
@@ -74,9 +103,8 @@ impl AttentionSizes {
         }
         let head_dim = width / heads.count;
         let one_type = tensors.iter().all(|t| t.dtype() == out.dtype());
-        let uncapped = scores.cap.is_none();
-        let tensor_cores =
-            if one_type && uncapped { on_tensor_cores(sm, out.dtype()) } else { &[] };
+        let capped = scores.cap.is_some();
+        let tensor_cores = if one_type { on_tensor_cores(sm, out.dtype(), capped) } else { &[] };
         let mma = tensor_cores.iter().find(|(most, _)| head_dim <= *most);
         let fits = mma.or_else(|| BY_HEAD_DIM.iter().find(|(most, _)| head_dim <= *most));
         let Some(&(most, kernels)) = fits else {

@@ -1,4 +1,4 @@
-//! Counts of every kernel at the shapes of three configs, from the interpreter of PTX, for
+//! Counts of every kernel at the shapes of configs and models, from the interpreter of PTX, for
 //! scripts/kernel-report. Each launch is one line of fields separated by tabs. A kernel runs on a
 //! part of its rows or heads; `scale` is the whole work divided by the work of that part.
 

@@ -30,13 +30,15 @@ pub(crate) struct Config {
     heads: (usize, usize),
     /// Elements of a head.
     dim: usize,
+    /// Cap of the scores of attention.
+    cap: Option<f32>,
     /// Columns of the feed-forward layer, and of the vocabulary, on this rank.
     ffn: usize,
     vocab: usize,
     seq_len: usize,
 }
 
-pub(crate) fn configs() -> [Config; 9] {
+pub(crate) fn configs() -> [Config; 11] {
     let (value, blocks) = (Dtype::Bf16, Blocks::Gpt);
     let h100 = Config {
         name: "h100-1.3b",
@@ -48,6 +50,7 @@ pub(crate) fn configs() -> [Config; 9] {
         hidden: 2048,
         heads: (16, 16),
         dim: 128,
+        cap: None,
         ffn: 8192,
         vocab: 50304,
         seq_len: 1024,
@@ -73,6 +76,22 @@ pub(crate) fn configs() -> [Config; 9] {
         seq_len: 4096,
         ..h100
     };
+    let gemma2_9b = Config {
+        name: "gemma2-9b",
+        hidden: 3584,
+        cap: Some(50.0),
+        ffn: 14336,
+        vocab: 256_000,
+        ..gemma3
+    };
+    let gemma2_27b = Config {
+        name: "gemma2-27b",
+        hidden: 4608,
+        heads: (32, 16),
+        dim: 128,
+        ffn: 36864,
+        ..gemma2_9b
+    };
     let dgx2 = Config {
         name: "dgx2-70b",
         sm: 70,
@@ -95,7 +114,19 @@ pub(crate) fn configs() -> [Config; 9] {
         of_experts("gpt-oss-20b a100", 80, gpt_oss),
     ];
     let [qwen3_a100, qwen3_4090, qwen3_5090, qwen3_h100, gpt_oss_a100] = of_models;
-    [h100, llama3, gemma3, dgx2, qwen3_a100, qwen3_4090, qwen3_5090, qwen3_h100, gpt_oss_a100]
+    [
+        h100,
+        llama3,
+        gemma3,
+        gemma2_9b,
+        gemma2_27b,
+        dgx2,
+        qwen3_a100,
+        qwen3_4090,
+        qwen3_5090,
+        qwen3_h100,
+        gpt_oss_a100,
+    ]
 }
 
 /// Tokens of the longest sample that runs; longer samples have more pairs of tiles.
@@ -237,6 +268,7 @@ impl Config {
 
     fn attention(&self) -> [Case; 2] {
         let (value, dim, group) = (self.value, self.dim, self.heads.0 / self.heads.1);
+        let scores = Scores { cap: self.cap, ..Scores::of(dim) };
         let (seq_len, samples) = (self.seq_len, self.tokens / self.seq_len);
         // The part is one key-value head of a sample with LONGEST tokens.
         let pairs = |tokens: usize| (tokens / 64 * (tokens / 64 + 1)) as f64;
@@ -251,7 +283,7 @@ impl Config {
                 let qkv = t.make(value, (rows, (count + 2 * kv_count) * dim));
                 let out = t.make(value, (rows, count * dim));
                 let lse = t.make(Dtype::F32, (samples * count, tokens));
-                let (starts, dropout, scores) = (None, NO_DROPOUT, Scores::of(dim));
+                let (starts, dropout) = (None, NO_DROPOUT);
                 if !backward {
                     return Op::Attention { qkv, out, lse, heads, starts, dropout, scores };
                 }

@@ -129,12 +129,24 @@ fn single(f: Alu, approx: bool, [a, b, c, _]: [f32; 4]) -> Option<u64> {
         Alu::Min => extremum!(a, b, <, true),
         Alu::Max => extremum!(a, b, >, false),
         Alu::Neg => -a,
-        Alu::Reciprocal if !approx => 1.0 / a,
+        Alu::Reciprocal if approx => flush(reciprocal_towards_zero(flush(a))),
+        Alu::Reciprocal => 1.0 / a,
         Alu::Root if !approx => a.sqrt(),
         Alu::Exp2 => flush(flush(a).exp2()),
         _ => return None,
     };
     Some(of_f32(value))
+}
+
+/// 1 / x, of the two neighbouring numbers the one that is nearer to 0.
+fn reciprocal_towards_zero(x: f32) -> f32 {
+    let exact = 1.0 / f64::from(x);
+    let nearest = exact as f32;
+    if f64::from(nearest).abs() > exact.abs() {
+        f32::from_bits(nearest.to_bits() - 1)
+    } else {
+        nearest
+    }
 }
 
 /// `x`, with subnormals replaced by 0.

@@ -12,6 +12,7 @@
 //! | instruction | here | on a GPU |
 //! |---|---|---|
 //! | `ex2.approx.ftz.f32` | the host's `exp2`, subnormals become 0 | within 2 ulp |
+//! | `rcp.approx.ftz.f32` | the quotient rounded towards 0, subnormals become 0 | within 1 ulp |
 //! | `rcp.approx.ftz.f64` | the quotient without its lower 32 bits | the same precision |
 //! | `mma` | fp32 products and sums in order of k, each rounded | unspecified order and width |
 //!

@@ -87,6 +87,24 @@ fn capped_scores() -> Vec<AttentionCase> {
     ]
 }
 
+/// Low caps, so that tanh bends most scores, in windows and in documents.
+fn capped_heads_of(dim: usize) -> Vec<AttentionCase> {
+    let capped = |cap, window| Scores { cap: Some(cap), window, ..Scores::of(dim) };
+    vec![
+        AttentionCase::new(131, [3, 1], dim, capped(1.5, None)),
+        AttentionCase::new(40, [2, 2], dim, capped(30.0, Some(1))),
+        AttentionCase::new(200, [2, 1], dim, capped(2.0, Some(66))),
+        AttentionCase {
+            documents: &[64, 64, 2, 127, 3],
+            ..AttentionCase::new(130, [2, 1], dim, capped(1.0, None))
+        },
+        AttentionCase {
+            documents: &[5, 90, 35, 64, 66],
+            ..AttentionCase::new(130, [2, 1], dim, capped(2.0, Some(34)))
+        },
+    ]
+}
+
 /// Compares attention and its gradients with the cpu backend. `near`: tolerances forward and
 /// backward, each an absolute difference and a number of units in the last place.
 fn check(
@@ -171,13 +189,27 @@ fn windows_on_portable_kernels_agree() {
 fn caps_and_scales_agree() {
     for (i, case) in capped_scores().iter().enumerate() {
         for dropout in [NO_DROPOUT, DROPOUT] {
-            check(75, case, Dtype::F32, dropout, i % 2, [(4e-6, 1.0), (2e-5, 1.0)]);
-            // Scores with a cap use the portable kernels on every GPU.
-            if case.scores.cap.is_some() && !rig::real() {
-                check(80, case, Dtype::Bf16, dropout, i % 2, [(4e-6, 1.0), (2e-5, 1.0)]);
+            // A GPU uses its own kernels for 16 bits.
+            let types = if rig::real() { &VALUES[..1] } else { &VALUES[..2] };
+            for &dtype in types {
+                check(75, case, dtype, dropout, i % 2, [(4e-6, 1.0), (2e-5, 1.0)]);
             }
         }
     }
+}
+
+#[test]
+fn caps_on_tensor_cores_agree() {
+    check_on_tensor_cores(80, &HALVES, &capped_heads_of(64));
+    check_on_tensor_cores(80, &HALVES, &capped_heads_of(128));
+    // Heads narrower than their kernels.
+    check_on_tensor_cores(80, &HALVES, &capped_heads_of(24));
+}
+
+#[test]
+fn caps_of_wide_heads_on_tensor_cores_agree() {
+    check_on_tensor_cores(80, &HALVES, &capped_heads_of(256));
+    check_on_tensor_cores(80, &HALVES[..1], &capped_heads_of(136));
 }
 
 #[test]
@@ -212,7 +244,7 @@ const SHARED_BYTES: [(u32, u32); 8] = [
 ];
 
 #[test]
-fn every_gpu_has_the_shared_memory_of_its_attention_kernels() {
+fn every_gpu_has_its_attention_kernels_and_their_shared_memory() {
     for dim in [8, 64, 72, 128, 136, 256] {
         let (seq_len, cap) = (300, Some(30.0));
         let heads = Heads { count: 1, kv_count: 1, first: 0, total: 1, seq_len };
@@ -242,10 +274,12 @@ fn every_gpu_has_the_shared_memory_of_its_attention_kernels() {
                     for launch in launches.iter().filter(|l| l.kernel != "attention_delta") {
                         let name = launch.kernel;
                         assert!(launch.shared_bytes <= most, "{name} on sm_{sm}: {launch:?}");
-                        let widest = if sm >= 80 { 256 } else { 128 };
-                        let products = scores.cap.is_none() && dim <= widest && sm != 75;
+                        let capped = scores.cap.is_some();
+                        let products = sm >= 80 || (sm == 70 && dim <= 128 && !capped);
                         let of_tensor_cores = name.contains("_mma_") || name.contains("_volta_");
                         assert_eq!(of_tensor_cores, products, "{name}, {dim} elements, sm_{sm}");
+                        let of_caps = name.contains("_capped_");
+                        assert_eq!(of_caps, products && capped, "{name}, {dim} elements, sm_{sm}");
                     }
                 }
             }

@@ -150,7 +150,8 @@ fn loss_kernels() {
         let (max, sums) = (rig.out(Dtype::F32, (1, rows)), rig.out(Dtype::F32, (2, rows)));
         let (targets, shard) = (ids, VocabShard { first: 0, valid: 301 });
         let mut pair = rig.open();
-        let cap = Some(30.0);
+        // So low that most logits are beyond the polynomial of tanh.
+        let cap = Some(3.0);
         pair.check_exact(&Op::CapLogits { logits, scale: 4.0, cap });
         pair.check_exact(&Op::RowMax { x: logits, y: max, shard });
         pair.check(&Op::CrossEntropyStats { logits, max, targets, shard, sums }, 0.0, 2.0);

@@ -58,6 +58,8 @@ fn floats_round_once_in_fma_and_pass_nan_by() {
     assert_eq!(float("max.f32 %f9, 0f7FC00000, 0f3F800000;"), 1.0);
     assert!(float("max.f32 %f9, 0f80000000, 0f00000000;").is_sign_positive());
     assert_eq!(float("ex2.approx.ftz.f32 %f9, 0fC3020000;"), 0.0, "2^-130 is subnormal");
+    assert_eq!(float("rcp.approx.ftz.f32 %f9, 0f40400000;").to_bits(), 0x3eaa_aaaa, "not nearest");
+    assert_eq!(float("rcp.approx.ftz.f32 %f9, 0f40800000;"), 0.25);
     assert_eq!(float("cvt.rn.f16.f32 %rs1, 0f3F803000;\ncvt.f32.f16 %f9, %rs1;"), 1.001_953_1);
     assert_eq!(
         float("cvt.rn.bf16.f32 %rs1, 0f3F808000;\nmov.b32 %r3, {0, %rs1};\nmov.b32 %f9, %r3;"),

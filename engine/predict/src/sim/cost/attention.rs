@@ -12,7 +12,7 @@ const ATTENTION_TILE: f64 = 64.0;
 /// multiplications do, and barriers separate slabs.
 const PORTABLE_ATTENTION_SHARE: f64 = 0.38;
 
-/// Clocks of a multiprocessor for a matmul of 16 x 8 x 16 in `attention_mma.cu`, in addition to the
+/// Clocks of a multiprocessor for a matmul of 16 x 8 x 16 in `attention_mma.cuh`, in addition to the
 /// tensor cores, as the interpreter counts them (`benchmarks/kernels.md`).
 struct TensorCoreCost {
     /// Clocks of shared memory, one for each pass.
@@ -34,6 +34,18 @@ const AMPERE: [TensorCoreCost; 2] = [
 const AMPERE_WIDE: [TensorCoreCost; 2] = [
     TensorCoreCost { shared: 2.40, issue: 2.04, latency: 1.33 },
     TensorCoreCost { shared: 2.83, issue: 1.62, latency: 1.51 },
+];
+
+/// [`AMPERE`] for scores with a cap.
+const AMPERE_CAPPED: [TensorCoreCost; 2] = [
+    TensorCoreCost { shared: 1.86, issue: 4.20, latency: 0.64 },
+    TensorCoreCost { shared: 2.62, issue: 3.18, latency: 0.81 },
+];
+
+/// [`AMPERE_WIDE`] for scores with a cap.
+const AMPERE_WIDE_CAPPED: [TensorCoreCost; 2] = [
+    TensorCoreCost { shared: 2.40, issue: 3.26, latency: 1.33 },
+    TensorCoreCost { shared: 2.87, issue: 2.47, latency: 1.51 },
 ];
 
 /// Costs of both passes for compute capabilities 7.0 and 7.2.
@@ -92,8 +104,8 @@ fn cudnn(gpu: &Gpu, work: &Work) -> f64 {
 }
 
 /// Seconds of this project's attention kernels. They use tensor cores for 16 bits if the GPU has
-/// them and scores have no cap, before compute capability 8.0 for heads of up to 128 columns,
-/// otherwise fp32 (`launch/attention.rs`).
+/// them, otherwise fp32 (`launch/attention.rs`). Before compute capability 8.0 tensor cores serve
+/// heads of up to 128 columns whose scores have no cap.
 fn own(gpu: &Gpu, work: &Work) -> f64 {
     let WorkKind::Attention { scores, seq_len, window, head_dim, capped, backward } = work.kind
     else {
@@ -102,10 +114,14 @@ fn own(gpu: &Gpu, work: &Work) -> f64 {
     let pass = usize::from(backward);
     let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len, window) * padded(head_dim);
     let cost = match gpu.sm {
-        _ if work.wide || capped => None,
-        80.. if head_dim <= 128 => Some(&AMPERE[pass]),
-        80.. => Some(&AMPERE_WIDE[pass]),
-        70 | 72 if head_dim <= 128 => Some(&VOLTA[pass]),
+        _ if work.wide => None,
+        80.. => match (head_dim <= 128, capped) {
+            (true, false) => Some(&AMPERE[pass]),
+            (true, true) => Some(&AMPERE_CAPPED[pass]),
+            (false, false) => Some(&AMPERE_WIDE[pass]),
+            (false, true) => Some(&AMPERE_WIDE_CAPPED[pass]),
+        },
+        70 | 72 if head_dim <= 128 && !capped => Some(&VOLTA[pass]),
         _ => None,
     };
     let Some(&TensorCoreCost { shared, issue, latency }) = cost else {

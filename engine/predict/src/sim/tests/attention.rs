@@ -108,25 +108,35 @@ fn attention_costs_what_its_kernel_executes() {
 }
 
 #[test]
-fn wide_heads_use_tensor_cores_from_sm_80_on_unless_scores_have_a_cap() {
-    let square = 16.0 * 1024.0 * 1024.0 * 256.0;
-    let flops = [2.0, 7.0].map(|products| 2.0 * products * square * 136.0 / 256.0);
-    let launches = [2e-6, 6e-6];
-    let fp32 = [0, 1].map(|pass| launches[pass] + flops[pass] / (0.38 * 10e12));
-    // Clocks as in attention_costs_what_its_kernel_executes.
-    let all = [3.2 + 2.40 + 2.04 + 1.33, 3.2 + 2.83 + 1.62 + 1.51];
+fn wide_heads_and_capped_scores_have_clocks_of_their_own_from_sm_80_on() {
     let short = [1484.0 / 1024.0, 1224.0 / 1024.0];
-    let clock = 10e12 / (2.0 * 64.0 * 80.0);
-    let a100 = [0, 1].map(|pass| {
-        let clocks = (0.55 * 3.2 + 0.45 * all[pass]) * short[pass];
-        launches[pass] + flops[pass] / 4096.0 * clocks / (80.0 * clock)
-    });
+    let (clock, launches) = (10e12 / (2.0 * 64.0 * 80.0), [2e-6, 6e-6]);
+    let flops = |dim| {
+        let square = 16.0 * 1024.0 * 1024.0 * f64::from(dim);
+        [2.0, 7.0].map(|products| 2.0 * products * square * 136.0 / 256.0)
+    };
+    // Clocks as in attention_costs_what_its_kernel_executes.
+    let seconds = |dim, beside: [[f64; 3]; 2]| {
+        [0, 1].map(|pass| {
+            let all = 3.2 + beside[pass].iter().sum::<f64>();
+            let greatest = beside[pass].into_iter().fold(3.2, f64::max);
+            let clocks = (0.55 * greatest + 0.45 * all) * short[pass];
+            launches[pass] + flops(dim)[pass] / 4096.0 * clocks / (80.0 * clock)
+        })
+    };
+    let fp32 = |dim| [0, 1].map(|pass| launches[pass] + flops(dim)[pass] / (0.38 * 10e12));
+    let wide = seconds(256, [[2.40, 2.04, 1.33], [2.83, 1.62, 1.51]]);
+    let capped = seconds(128, [[1.86, 4.20, 0.64], [2.62, 3.18, 0.81]]);
+    let wide_capped = seconds(256, [[2.40, 3.26, 1.33], [2.87, 2.47, 1.51]]);
     for (dim, sm, cap, want) in [
-        (256, 80, None, a100),
-        (192, 80, None, a100),
-        (256, 80, Some(50.0), fp32),
-        (256, 70, None, fp32),
-        (256, 75, None, fp32),
+        (256, 80, None, wide),
+        (192, 80, None, wide),
+        (128, 80, Some(50.0), capped),
+        (256, 80, Some(50.0), wide_capped),
+        (128, 70, Some(50.0), fp32(128)),
+        (128, 75, Some(50.0), fp32(128)),
+        (256, 70, None, fp32(256)),
+        (256, 75, None, fp32(256)),
     ] {
         let scores = Scores { cap, ..Scores::of(dim) };
         let set = |h: &mut Hardware| h.gpu.sm = sm;

@@ -96,6 +96,11 @@ fn attention_in_windows() {
 fn attention_with_caps() {
     let scores = Scores { scale: 0.25, cap: Some(2.0), window: None };
     attention_with(75, scores, 64, &[Dtype::F32], "attention_", 2e-7);
+    let types = [Dtype::Bf16, Dtype::F16, Dtype::F16];
+    for (dim, window) in [(64, None), (128, Some(20)), (256, Some(20))] {
+        let scores = Scores { window, ..scores };
+        attention_with(80, scores, dim, &types, "attention_mma_capped_", 2e-6);
+    }
 }
 
 #[test]
@@ -135,4 +140,5 @@ fn these_are_all_kernels_of_attention() {
     // Delta, the KV cache, the last columns; forward, queries and keys of 64, 128 and 256, on Volta
     // of 64 and 128.
     assert_eq!((count("attention.cu"), count("attention_mma.cu")), (3 + 9, 15));
+    assert_eq!(count("attention_mma_capped.cu"), 9);
 }
