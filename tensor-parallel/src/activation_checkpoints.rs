@@ -7,7 +7,7 @@
 //! early, while the block above runs. The last two inputs are still complete when the backward pass
 //! starts, and are not saved.
 
-use crate::shape::{CheckpointHome, DecoderShape, Recompute, slot_prefix};
+use crate::shape::{CheckpointHome, DecoderShape, Recompute};
 use device::Lane::{Compute, D2h, H2d, TpComm};
 use device::{Arena, Cargo, Device, Event, Group, Op, Plan, Pool, Tensor};
 
@@ -24,6 +24,11 @@ pub(crate) struct ActivationCheckpoints {
     /// Number of ranks that share an input.
     parts: usize,
     home: CheckpointHome,
+}
+
+/// Prefix of the names of the tensors of micro-batch slot `slot`: empty for the first slot.
+pub(crate) fn slot_prefix(slot: usize) -> String {
+    if slot == 0 { String::new() } else { format!("set.{slot}.") }
 }
 
 impl ActivationCheckpoints {

@@ -1,11 +1,12 @@
 //! Activations of a block, and their memory in each tier.
 
+use crate::activation_checkpoints::slot_prefix;
 use crate::activation_tiers::{ActivationTiers, Tier};
 use crate::attention::AttentionActivations;
 use crate::branch::Scratch;
 use crate::mlp_layer::MlpLayerActivations;
 use crate::norm::{InputActivations, OutputActivations};
-use crate::shape::{DecoderShape, ExpertsShape, Recompute, slot_prefix};
+use crate::shape::{DecoderShape, ExpertsShape, Recompute};
 use device::{Arena, Plan, Tensor};
 
 /// Largest number of sets of a branch's activations in a ring: Compute uses one set while a copy

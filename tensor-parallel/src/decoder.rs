@@ -4,7 +4,7 @@
 //! projection if it is not the token table. The caller runs them in order, with its own work in
 //! between; see the engine's step.
 
-use crate::activation_checkpoints::ActivationCheckpoints;
+use crate::activation_checkpoints::{ActivationCheckpoints, slot_prefix};
 use crate::block::{self, Block, BlockForm, BlockParams};
 use crate::block_activations::{BlockActivations, SharedActivations};
 use crate::branch::Scratch;
@@ -16,9 +16,7 @@ use crate::loss::{Head, HeadInputs, LossTensors};
 use crate::norm::{AppliedNorm, Norm, NormActivations};
 use crate::params::SegmentLayout;
 use crate::rotary::RotaryTables;
-use crate::shape::{
-    BatchTensors, DecoderShape, ExpertsShape, MicrobatchContext, Ring, slot_prefix,
-};
+use crate::shape::{BatchTensors, DecoderShape, ExpertsShape, MicrobatchContext, Ring};
 use device::{Arena, Device, Error, Event, Lane::Compute, Op, Plan, Tensor};
 use std::ops::Range;
 

@@ -5,10 +5,11 @@
 //! works on the gathered tokens, so all ranks choose alike. Its choices are kept for the backward
 //! pass: no recomputation routes again.
 
+use crate::activation_checkpoints::slot_prefix;
 use crate::branch::{Branch, Scratch};
 use crate::experts_scratch::ExpertsScratch;
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
-use crate::shape::{Balance, DecoderShape, ExpertsShape, MicrobatchContext, slot_prefix};
+use crate::shape::{Balance, DecoderShape, ExpertsShape, MicrobatchContext};
 use device::{Arena, BalanceGradient, Device, Dtype, Epilogue, Event, ExpertWeights, Gate, Group};
 use device::{Lane::Compute, Lane::TpComm, Op, Plan, Reduction, Tensor, expert_sort_scratch};
 

@@ -7,9 +7,10 @@
 //! Compute that used its set, and for earlier copies of the set, so that none stands behind a copy
 //! that waits for the host's arithmetic.
 
+use crate::activation_checkpoints::slot_prefix;
 use crate::activation_tiers::Tier;
 use crate::block_activations::{BlockActivations, BranchKind};
-use crate::shape::{DecoderShape, MicrobatchContext, slot_prefix};
+use crate::shape::{DecoderShape, MicrobatchContext};
 use device::Lane::{ActivationsDown, ActivationsUp, Compute};
 use device::{Arena, Cargo, Device, Event, Op, Plan, Pool, Tensor};
 use std::ops::Range;

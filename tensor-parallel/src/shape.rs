@@ -290,11 +290,6 @@ pub const fn head_rows(vocab: usize) -> usize {
     if rows < 128 { 128 } else { rows }
 }
 
-/// Prefix of the names of the tensors of micro-batch slot `slot`: empty for the first slot.
-pub(crate) fn slot_prefix(slot: usize) -> String {
-    if slot == 0 { String::new() } else { format!("set.{slot}.") }
-}
-
 impl DecoderShape {
     /// Number of micro-batches that run backward through each block together.
     pub(crate) const fn backward_slots(&self) -> usize {

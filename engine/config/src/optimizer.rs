@@ -52,14 +52,22 @@ section! {
     pub struct ScheduleConfig, read(s, optimizer: &OptimizerConfig, train: &TrainConfig, tune: Option<FineTune>) {
         /// Step at which the learning rate reaches its minimum. It may exceed `train.steps`.
         /// `Constant` and `InverseSqrt` do not use it.
-        decay_steps: u64 = uint(1..=STEPS, KeyDefault::Derived(train.steps, "train.steps", &["train.steps"])), resume: Experiment;
+        decay_steps: u64 = uint(1..=STEPS, KeyDefault::Derived(
+            train.steps,
+            if train.is_unread() { "train.steps, which is a stand-in" } else { "train.steps" },
+            &["train.steps"],
+        )), resume: Experiment;
         /// Number of warm-up steps, in which the learning rate rises linearly from 0 to the peak.
         /// At most `schedule.decay_steps`. The default with pretrained weights is 3 % of
         /// `schedule.decay_steps`, rounded up.
         warmup_steps: u64 = uint(0..=STEPS, match tune {
             Some(tune) => KeyDefault::Derived(
                 tune.warmup_steps(decay_steps),
-                "3 % of decay_steps: default of pretrained weights",
+                if train.is_unread() {
+                    "3 % of decay_steps, a stand-in: default of pretrained weights"
+                } else {
+                    "3 % of decay_steps: default of pretrained weights"
+                },
                 &["model.from", "model.weights", "schedule.decay_steps"],
             ),
             None => KeyDefault::Default(0),

@@ -111,6 +111,11 @@ const fn steps(epochs: Option<f32>) -> KeyDefault<u64> {
 }
 
 impl TrainConfig {
+    /// Whether `train.steps` is a stand-in, since the data is unread that gives the number of steps.
+    pub(super) const fn is_unread(&self) -> bool {
+        self.epochs.is_some() && self.steps == UNREAD_STEPS
+    }
+
     /// Whether the run saves checkpoints.
     pub const fn saves(&self) -> bool {
         self.checkpoint_every > 0

@@ -4,12 +4,33 @@ use super::*;
 
 /// Loads a config of a folder of transformers with `sets`.
 fn tuned(sets: &[&str]) -> LoadedConfig {
+    tuned_for("steps: 1000", sets)
+}
+
+/// As [`tuned`], with another length of the run.
+fn tuned_for(length: &str, sets: &[&str]) -> LoadedConfig {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hf-chat-tiny");
     let text = format!(
-        "(model: (from: {:?}, seq_len: 64), data: (train: \"c.jsonl\", format: Chat), train: (steps: 1000))",
+        "(model: (from: {:?}, seq_len: 64), data: (train: \"c.jsonl\", format: Chat), train: ({length}))",
         folder.display().to_string()
     );
     loaded(&text, sets).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// How a key got its value from other keys.
+fn reason(loaded: &LoadedConfig, key: &str) -> String {
+    match &loaded.origins.iter().find(|(name, ..)| name == key).unwrap().2 {
+        Origin::Derived(how) => how.clone(),
+        other => panic!("{key}: {other:?}"),
+    }
+}
+
+#[test]
+fn a_schedule_of_epochs_says_that_its_steps_are_a_stand_in() {
+    let loaded = tuned_for("epochs: 3", &[]);
+    for key in ["train.steps", "schedule.decay_steps", "schedule.warmup_steps"] {
+        assert!(reason(&loaded, key).contains("a stand-in"), "{key}: {}", reason(&loaded, key));
+    }
 }
 
 /// transformers' Trainer 5: `learning_rate` 5e-5, `adam_beta2` 0.999, `weight_decay` 0 and 8 samples;
@@ -21,11 +42,7 @@ fn pretrained_weights_have_the_defaults_of_a_full_fine_tune() {
     assert_eq!((optimizer.lr, optimizer.beta1, optimizer.beta2), (5e-5, 0.9, 0.999));
     assert_eq!((optimizer.weight_decay, schedule.warmup_steps), (0.0, 30));
     assert_eq!((batch.micro, batch.global, schedule.min_lr), (1, 8, 5e-6));
-    let reason = |key: &str| match &loaded.origins.iter().find(|(name, ..)| name == key).unwrap().2
-    {
-        Origin::Derived(how) => how.clone(),
-        other => panic!("{key}: {other:?}"),
-    };
+    let reason = |key: &str| reason(&loaded, key);
     for key in ["optimizer.lr", "optimizer.beta2", "optimizer.weight_decay"] {
         assert_eq!(reason(key), "default of pretrained weights");
     }
