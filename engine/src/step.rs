@@ -1,7 +1,7 @@
 //! One training step of a rank, in program order: tokens to loss, backward pass, gradients to the
 //! host, update. Read this file first. `step/prefetch.rs` sends parameters to the device,
-//! `step/group.rs` groups micro-batches, `step/delayed.rs` delays the update, and
-//! `step/evaluation.rs` evaluates a micro-batch.
+//! `step/group.rs` groups micro-batches, `step/delayed.rs` delays the update, `step/losses.rs` fetches
+//! losses, and `step/evaluation.rs` evaluates a micro-batch.
 //!
 //! No method here waits for the device. A rank has eight lanes; a lane is a queue of ops. A method
 //! queues ops and returns while the ops run. Events order ops of different lanes: "Compute waits
@@ -17,13 +17,14 @@
 mod delayed;
 mod evaluation;
 pub(crate) mod group;
+mod losses;
 mod prefetch;
 
 use crate::step::group::{ExecutionSchedule, Microbatch};
 use crate::train::batch::{Loader, Samples};
 use config::UpdateMode;
-use device::Lane::{Compute, D2h, Host};
-use device::{Device, Event, Group, Op, Reduction, Tensor};
+use device::Lane::Compute;
+use device::{Device, Event, Tensor};
 use layout::build::RankLayout;
 use offload::Optimizer;
 use std::ops::Range;
@@ -148,9 +149,7 @@ impl Trainer {
                 self.backward(dev, step, slots);
             }
         }
-        if let Some((src, dst)) = self.decoder.expert_loads().zip(self.expert_loads_host) {
-            Self::fetch_sum(dev, src, dst);
-        }
+        self.fetch_expert_loads(dev);
         self.fetch_losses(dev, 0..micro_batches);
     }
 
@@ -277,24 +276,5 @@ impl Trainer {
             self.publish_delayed(dev, head);
         }
         self.publish_delayed(dev, norm);
-    }
-
-    /// Queues the copy of losses to the host, and their sum over the data-parallel ranks. The
-    /// result is complete after `losses_on_host`.
-    fn fetch_losses(&mut self, dev: &Device, range: Range<usize>) {
-        Self::fetch_sum(dev, self.losses.slice(range.clone()), self.losses_host.slice(range));
-        self.losses_on_host = dev.record(Host);
-    }
-
-    /// Queues the copy of `src` on the device to `dst` on the host, and the sum of `dst` over the
-    /// data-parallel ranks in rank order.
-    fn fetch_sum(dev: &Device, src: Tensor, dst: Tensor) {
-        let [src, dst] = [src, dst].map(|t| t.reshape(1, t.len()));
-        dev.follow(D2h, Compute);
-        dev.submit(D2h, Op::Copy { src, dst });
-        dev.follow(Host, D2h);
-        if dev.rank().dp_size > 1 {
-            dev.submit(Host, Op::AllReduce { x: dst, group: Group::Dp, reduce: Reduction::Sum });
-        }
     }
 }
