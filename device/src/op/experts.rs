@@ -67,11 +67,11 @@ impl ExpertWeights {
 
     fn check(&self, offsets: Tensor) -> Result<(), String> {
         let Self { all, shape, count, stride } = *self;
+        check_count(count)?;
         if stride < self.matrix_len() {
             return Err(format!("matrices {shape:?} of experts overlap at a distance of {stride}"));
         }
         all_of(&[
-            check_count(count),
             value(all),
             same(all.shape().0, 1),
             same(all.len(), (count - 1) * stride + self.matrix_len()),
@@ -405,6 +405,11 @@ mod tests {
         says(&of(forward, wide, Some(wide), Some(narrow), n * k, false), "Forward with b");
         says(&of(input, narrow, None, Some(wide), n * k, true), "add: true");
         says(&of(weight, narrow, None, Some(wide), n * k, true), "WeightGradient with b");
+        let mut none = of(forward, wide, None, Some(narrow), n * k, false);
+        if let Op::GroupedGemm { experts, .. } = &mut none {
+            experts.count = 0;
+        }
+        says(&none, "0 experts, not 1 to");
     }
 
     #[test]
