@@ -23,6 +23,9 @@ const TEXT_OR_NONE_KEYS: [&str; 3] = ["model.from", "data.validation", "data.tok
 /// Most parts of a dotted key; every key has fewer.
 const DEEPEST: usize = 8;
 
+/// Prefix of the keys of columns, whose values are strings.
+const COLUMN_KEYS: &str = "data.columns.";
+
 /// Merges every `--set` in order, and reports errors.
 pub(crate) fn apply(reader: &mut ConfigReader, root: &mut Node, sets: &[String]) {
     if !root.is_group() {
@@ -116,7 +119,9 @@ fn value(source: &ConfigSource, index: usize, key: &str, start: usize) -> Result
     let place = Span { source: index, start: from, end: from + text.len() };
     let in_quotes = ["\"", "r\"", "r#"].iter().any(|prefix| text.starts_with(prefix));
     let is_option = is_name(text, "None") || text.starts_with("Some(");
-    let is_text = TEXT_KEYS.contains(&key) || TEXT_OR_NONE_KEYS.contains(&key) && !is_option;
+    let is_text = TEXT_KEYS.contains(&key)
+        || key.starts_with(COLUMN_KEYS)
+        || TEXT_OR_NONE_KEYS.contains(&key) && !is_option;
     if is_text && !in_quotes && !is_list(text) {
         return Ok(Node { place, kind: NodeKind::Bare });
     }

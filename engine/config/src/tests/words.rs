@@ -34,8 +34,10 @@ fn names_of_values_may_be_in_any_case_and_have_dashes() {
 #[test]
 fn a_set_of_any_key_with_a_text_needs_no_quotes() {
     let mut texts = 0;
-    for key in keys().into_iter().filter(|key| key.values.contains("in quotes")) {
-        let set = format!("{}=some/text@v-1.json", key.name);
+    let in_quotes = keys().into_iter().filter(|key| key.values.contains("in quotes"));
+    let columns = ChatColumns::keys().map(|column| format!("data.columns.{column}"));
+    for key in in_quotes.map(|key| key.name).chain(columns) {
+        let set = format!("{key}=some/text@v-1.json");
         let why = loaded(LEAST, &[&set]).err().map_or(String::new(), |why| why.to_string());
         assert!(!why.contains("RON") && !why.contains("quotes"), "{set}: {why}");
         texts += 1;
