@@ -132,6 +132,8 @@ def main():
     ap.add_argument("--trainer", action="append", choices=("auto", "float32", "bfloat16"))
     ap.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = ap.parse_args()
+    if options.chats < 5:
+        ap.error("--chats takes at least 5: the last tenth, rounded, is for validation")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(os.cpu_count())
@@ -142,7 +144,8 @@ def main():
     chats.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in texts))
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     rows = [encode(tokenizer, messages) for messages in texts]
-    held = round(len(rows) * VALIDATION)
+    # Rounded as onebox rounds, a half upwards.
+    held = int(len(rows) * VALIDATION + 0.5)
     train, validation = rows[:-held], rows[-held:]
     targets = sum(label != IGNORED for row in validation for label in row["labels"])
     print(f"{len(train)} chats to train, {held} for validation with {targets} targets", flush=True)
