@@ -1,4 +1,4 @@
-//! A fine-tune that is over after a few steps.
+//! The steps of a run of epochs, and a fine-tune that is over after a few of them.
 
 use super::Config;
 use super::fine_tune::{default_samples, is_pretrained};
@@ -8,6 +8,13 @@ use topology::counted;
 const ENOUGH: u64 = 10;
 
 impl Config {
+    /// Number of steps of a run of `train.epochs`, rounded up. `samples` is the number of samples of an
+    /// epoch. None: the config has no `train.epochs`.
+    pub fn steps_of_epochs(&self, samples: usize) -> Option<u64> {
+        let epochs = f64::from(self.train.epochs?);
+        Some((epochs * samples as f64 / self.batch.global as f64).ceil().max(1.0) as u64)
+    }
+
     /// Warning about a run of `train.epochs` that has few steps, because a step takes more samples than by
     /// default. `samples` is the number of samples of an epoch, `steps` that of the steps of the run.
     /// None: the run starts from random weights, or it has enough steps, or `batch.global` is not the

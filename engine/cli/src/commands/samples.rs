@@ -41,11 +41,10 @@ pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), 
     let (_, dataset) = data::read_whole(config, how)?;
     let Identity { train, validation } = dataset.identity();
     let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
-    if let Some(epochs) = config.train.epochs {
-        let steps = (f64::from(epochs) * samples as f64 / config.batch.global as f64).ceil();
-        if let Some(few) = config.few_steps(samples, steps.max(1.0) as u64) {
-            say(&format!("warning: {few}"));
-        }
+    if let Some(steps) = config.steps_of_epochs(samples)
+        && let Some(few) = config.few_steps(samples, steps)
+    {
+        say(&format!("warning: {few}"));
     }
     if *json {
         let (shares, evaluations) = (dataset.shares(1.0), dataset.evaluations());

@@ -256,7 +256,8 @@ fn keys_beside_a_folder_must_not_contradict_it() {
         folder.onebox(&["config", "show", "a.ron"])
     };
     check(", seq_len: 1024, hidden: 5120").ok();
-    check(", vocab: 40000").refused(78, &["40000, but the model of", "resize_token_embeddings"]);
+    check(", vocab: 160000").refused(78, &["160000, but the model of", "resize_token_embeddings"]);
+    check(", vocab: 40000").refused(78, &["40000, but the model of", "name another folder"]);
     check(", hidden: 4096").refused(78, &["4096, but the model of", "has 5120"]);
     check(", seq_len: 65536").refused(78, &["at most 40960 (max_position_embeddings)"]);
     check(", tied: true").refused(78, &["true, but the model of", "has false"]);

@@ -14,11 +14,14 @@ pub(super) fn as_steps(
     loaded: LoadedConfig,
 ) -> Result<(LoadedConfig, Option<Arc<Dataset>>), CommandError> {
     let config = &loaded.config;
-    let Some(epochs) = config.train.epochs else { return Ok((loaded, None)) };
+    if config.train.epochs.is_none() {
+        return Ok((loaded, None));
+    }
     let options = ReadOptions { dry: args.dry_run, quiet: args.quiet, ..ReadOptions::default() };
     let (_, data) = data::read_whole(config, options)?;
-    let samples = f64::from(epochs) * data.num_train_samples() as f64;
-    let steps = (samples / config.batch.global as f64).ceil().max(1.0) as u64;
+    let Some(steps) = config.steps_of_epochs(data.num_train_samples()) else {
+        unreachable!("the config has epochs");
+    };
     Ok((args.config.load_with_steps(&loaded, steps)?, Some(data)))
 }
 
