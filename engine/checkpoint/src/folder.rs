@@ -258,9 +258,14 @@ pub fn restore(folder: &Directory) -> io::Result<()> {
 }
 
 /// Removes the checkpoints that a dead process left half written or half removed.
+///
+/// # Errors
+/// The first one that cannot be removed; the others are removed.
 pub fn clean(folder: &Directory) -> io::Result<()> {
     restore(folder)?;
-    entries(folder, &[".tmp", ".old"])?.iter().try_for_each(|(_, name)| folder.remove(name))
+    let removed =
+        entries(folder, &[".tmp", ".old"])?.into_iter().map(|(_, name)| folder.remove(&name));
+    removed.fold(Ok(()), io::Result::and)
 }
 
 /// Removes the checkpoints before `oldest`, except the checkpoints of the steps `kept`.

@@ -11,6 +11,7 @@ use super::span::{Span, spans};
 use device::Rank;
 use files::directory::Directory;
 use files::names::checkpoint_name;
+use files::path_text::ShownPath;
 use offload::{OwnedRun, State};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -62,7 +63,12 @@ impl UnfinishedCheckpoint {
         step: u64,
         make_room: impl FnOnce(&Directory) -> io::Result<()>,
     ) -> io::Result<Self> {
-        of(folder.path(), clean(&folder))?;
+        // A directory that cannot be removed takes room, but must not cost this checkpoint. If it has
+        // the name of this one, the directory of this one cannot be made.
+        if let Err(error) = clean(&folder) {
+            let folder = folder.path();
+            tracing::warn!("{}: cannot remove an unfinished checkpoint: {error}", folder.shown());
+        }
         Self::begin_beside(folder, step, make_room)
     }
 

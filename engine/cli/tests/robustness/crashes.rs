@@ -353,6 +353,22 @@ fn a_slow_disk_holds_the_next_save_up_and_loses_none() {
 }
 
 #[test]
+fn an_unfinished_checkpoint_that_cannot_be_removed_costs_no_other() {
+    if !has_strace() {
+        return;
+    }
+    let folder = Folder::new();
+    let run = folder.absolute("run");
+    let path = format!("{run}/checkpoints/step-00000001.tmp");
+    let strace = ["-P", &path, "-e", "trace=openat", "-e", "inject=openat:error=EIO"];
+    let done = folder.traced(&strace, &run, &[]).ok();
+    assert_eq!(saved(&done.stderr), [2, 3, 4], "{}", done.stderr);
+    for words in ["checkpoint of step 1 NOT SAVED", "cannot remove an unfinished checkpoint"] {
+        assert!(done.stderr.contains(words), "{}", done.stderr);
+    }
+}
+
+#[test]
 fn a_call_that_fails_costs_a_checkpoint_and_nothing_else() {
     if !has_strace() {
         return;
