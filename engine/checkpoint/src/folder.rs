@@ -260,7 +260,7 @@ pub fn restore(folder: &Directory) -> io::Result<()> {
 /// Removes the checkpoints that a dead process left half written or half removed.
 ///
 /// # Errors
-/// The first one that cannot be removed; the others are removed.
+/// The first checkpoint that cannot be removed. All further checkpoints are removed nevertheless.
 pub fn clean(folder: &Directory) -> io::Result<()> {
     restore(folder)?;
     let removed =
