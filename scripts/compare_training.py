@@ -174,8 +174,10 @@ def contestant(form, size, tokens, threads, steps, seconds):
 
         return model, loss_of
 
-    model, loss_of = mixture() if size["experts"] else (Model(), None)
-    loss_of = loss_of or model
+    if size["experts"]:
+        model, loss_of = mixture()
+    else:
+        model = loss_of = Model()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -3,7 +3,6 @@
 use super::checks::Checks;
 use super::model_folder::tokenizer_remedy;
 use super::reading::Violation;
-use super::train::UNREAD_STEPS;
 use super::{ChatTargets, ControlTokens, DataConfig, DataFormat, Packing, TrainConfig, in_line};
 use topology::counted;
 
@@ -138,7 +137,7 @@ impl Checks<'_> {
 
     pub(super) fn steps_and_epochs(&self) -> Option<Violation> {
         let TrainConfig { steps, epochs, .. } = self.config.train;
-        let epochs = epochs.filter(|_| steps != UNREAD_STEPS)?;
+        let epochs = epochs.filter(|_| !self.config.train.is_unread())?;
         Some(Violation {
             message: "a run has steps or epochs, not both".into(),
             help: "leave one of them out".into(),

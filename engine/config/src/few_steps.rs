@@ -8,11 +8,10 @@ use topology::counted;
 const ENOUGH: u64 = 10;
 
 impl Config {
-    /// Number of steps of a run of `train.epochs`, rounded up. `samples` is the number of samples of an
-    /// epoch. None: the config has no `train.epochs`.
-    pub fn steps_of_epochs(&self, samples: usize) -> Option<u64> {
-        let epochs = f64::from(self.train.epochs?);
-        Some((epochs * samples as f64 / self.batch.global as f64).ceil().max(1.0) as u64)
+    /// Number of steps of a run of `epochs` epochs, rounded up. `samples` is the number of samples of an
+    /// epoch.
+    pub fn steps_of(&self, epochs: f32, samples: usize) -> u64 {
+        (f64::from(epochs) * samples as f64 / self.batch.global as f64).ceil().max(1.0) as u64
     }
 
     /// Warning about a run of `train.epochs` that has few steps, because a step takes more samples than by

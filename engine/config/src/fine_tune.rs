@@ -34,11 +34,6 @@ impl FineTune {
         // Both factors are at most 10^12.
         (steps * WARM_UP).div_ceil(100)
     }
-
-    /// Number of samples of a step.
-    pub(super) const fn samples(self, pass: usize) -> usize {
-        default_samples(pass)
-    }
 }
 
 impl<T> KeyDefault<T> {

@@ -46,12 +46,10 @@ fn contradictions(s: &mut Section<'_, '_>, model: &ModelConfig, from: &str, fold
         if !given || !s.reader.ok(&[key, "model.from"]) {
             continue;
         }
-        let is_larger = |(a, b): (u64, u64)| a > b;
-        let larger = ours.parse().ok().zip(theirs.parse().ok()).is_some_and(is_larger);
         s.reader.refuse(Violation {
             message: format!("{ours}, but the model of {from} has {theirs}"),
             help: match key {
-                "model.vocab" if larger => "leave `model.vocab` out, or make the vocabulary of the folder larger with transformers (resize_token_embeddings, save_pretrained)".into(),
+                "model.vocab" if model.vocab > folder.model.vocab => "leave `model.vocab` out, or make the vocabulary of the folder larger with transformers (resize_token_embeddings, save_pretrained)".into(),
                 _ => format!("leave `{key}` out, or name another folder"),
             },
             values: vec![(key, format!("{ours} here")), ("model.from", format!("{theirs} there"))],

@@ -1,7 +1,7 @@
 //! Keys that split the network and the samples of a step over the ranks.
 
 use super::declare::section;
-use super::fine_tune::FineTune;
+use super::fine_tune::{FineTune, default_samples};
 use super::reading::KeyDefault;
 use serde::Serialize;
 
@@ -45,8 +45,8 @@ section! {
         /// `parallel.data`, which is the default. The default with pretrained weights is 8, or the
         /// next multiple.
         global: usize = uint(1..=SAMPLES, match tune {
-            Some(tune) => KeyDefault::Derived(
-                tune.samples(pass),
+            Some(_) => KeyDefault::Derived(
+                default_samples(pass),
                 "8, or the next multiple of micro x data: default of pretrained weights",
                 &["model.from", "model.weights", "batch.micro", "parallel.data"],
             ),

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// Stand-in for the number of steps if `train.epochs` decides it. Code that needs the number reads
 /// the data first.
-pub(super) const UNREAD_STEPS: u64 = 1_000_000;
+const UNREAD_STEPS: u64 = 1_000_000;
 
 /// Default share of training time for waiting, if the config has no key for the times of
 /// checkpoints.

@@ -25,7 +25,7 @@ const AMPERE: [(usize, [&str; 3]); 3] = [
     (WIDEST_HEAD, ["attention_mma_256", "attention_mma_queries_256", "attention_mma_keys_256"]),
 ];
 
-/// The same for scores with a cap.
+/// Kernels on tensor cores for scores with a cap, from compute capability 8.0 on.
 const AMPERE_CAPPED: [(usize, [&str; 3]); 3] = [
     (
         64,

@@ -41,8 +41,8 @@ pub(super) fn check(args: &DataCheckArgs, machine: &LocalMachine) -> Result<(), 
     let (_, dataset) = data::read_whole(config, how)?;
     let Identity { train, validation } = dataset.identity();
     let (samples, windows) = (dataset.num_train_samples(), dataset.num_eval_windows());
-    if let Some(steps) = config.steps_of_epochs(samples)
-        && let Some(few) = config.few_steps(samples, steps)
+    if let Some(epochs) = config.train.epochs
+        && let Some(few) = config.few_steps(samples, config.steps_of(epochs, samples))
     {
         say(&format!("warning: {few}"));
     }

@@ -5,63 +5,48 @@ use topology::format_bytes;
 
 /// Buffers of one shape whose names differ only in their numbers.
 struct SimilarBuffers<'a> {
-    /// The parts of the name between dots.
-    parts: Vec<&'a str>,
-    /// By part that is a number: the first and the last number.
-    numbers: Vec<[&'a str; 2]>,
     first: &'a Buffer,
+    last: &'a Buffer,
     count: usize,
     bytes: u64,
 }
 
-fn is_number(part: &str) -> bool {
-    part.parse::<u32>().is_ok()
+/// Whether two buffers have one shape, and names that differ only in their numbers.
+fn are_similar(a: &Buffer, b: &Buffer) -> bool {
+    let is_number = |part: &str| part.parse::<u32>().is_ok();
+    let parts = |buffer: &Buffer| buffer.name.split('.').count();
+    let mut pairs = a.name.split('.').zip(b.name.split('.'));
+    a.shape == b.shape
+        && parts(a) == parts(b)
+        && pairs.all(|(a, b)| a == b || (is_number(a) && is_number(b)))
 }
 
-impl<'a> SimilarBuffers<'a> {
-    fn new(first: &'a Buffer) -> Self {
-        let parts: Vec<&str> = first.name.split('.').collect();
-        let numbers = parts.iter().filter(|part| is_number(part)).map(|n| [*n, *n]).collect();
-        Self { parts, numbers, first, count: 1, bytes: first.bytes }
-    }
-
-    /// Whether it has a buffer with the name of `other`, but for numbers, and with its shape.
-    fn is_like(&self, other: &Self) -> bool {
-        let same = |(a, b): (&&str, &&str)| a == b || (is_number(a) && is_number(b));
-        self.first.shape == other.first.shape
-            && self.parts.len() == other.parts.len()
-            && self.parts.iter().zip(&other.parts).all(same)
-    }
-
-    fn add(&mut self, other: &Self) {
-        for ([_, last], [_, number]) in self.numbers.iter_mut().zip(&other.numbers) {
-            *last = *number;
-        }
-        self.count += other.count;
-        self.bytes += other.bytes;
-    }
-
+impl SimilarBuffers<'_> {
     fn line(&self) -> String {
-        let mut numbers = self.numbers.iter();
-        let part = |part: &&'a str| match is_number(part).then(|| numbers.next()).flatten() {
-            Some([first, last]) if first != last => format!("{{{first}..{last}}}"),
-            _ => (*part).to_owned(),
+        let Self { first, last, count, bytes } = self;
+        let part = |(a, b): (&str, &str)| {
+            if a == b { a.to_owned() } else { format!("{{{a}..{b}}}") }
         };
-        let name = self.parts.iter().map(part).collect::<Vec<_>>().join(".");
-        let times = if self.count > 1 { format!("{} x ", self.count) } else { String::new() };
-        let (rows, cols) = self.first.shape;
-        let size = format_bytes(self.bytes);
-        format!("{name:<34} {size:>11}  {times}{} [{rows}, {cols}]", self.first.dtype)
+        let parts = first.name.split('.').zip(last.name.split('.')).map(part);
+        let name = parts.collect::<Vec<_>>().join(".");
+        let times = if *count > 1 { format!("{count} x ") } else { String::new() };
+        let ((rows, cols), size) = (first.shape, format_bytes(*bytes));
+        format!("{name:<34} {size:>11}  {times}{} [{rows}, {cols}]", first.dtype)
     }
 }
 
-/// One line for all buffers that are alike. Names that differ only in numbers share a line: `block.{0..68}.params`.
+/// One line for all buffers that are similar: `block.{0..68}.params`.
 pub(super) fn lines<'a>(buffers: impl Iterator<Item = &'a Buffer>) -> Vec<String> {
     let mut groups: Vec<SimilarBuffers<'a>> = Vec::new();
-    for buffer in buffers.map(SimilarBuffers::new) {
-        match groups.iter_mut().find(|group| group.is_like(&buffer)) {
-            Some(group) => group.add(&buffer),
-            None => groups.push(buffer),
+    for buffer in buffers {
+        let bytes = buffer.bytes;
+        match groups.iter_mut().find(|group| are_similar(group.first, buffer)) {
+            Some(group) => {
+                group.last = buffer;
+                group.count += 1;
+                group.bytes += bytes;
+            }
+            None => groups.push(SimilarBuffers { first: buffer, last: buffer, count: 1, bytes }),
         }
     }
     groups.iter().map(SimilarBuffers::line).collect()

@@ -14,14 +14,10 @@ pub(super) fn as_steps(
     loaded: LoadedConfig,
 ) -> Result<(LoadedConfig, Option<Arc<Dataset>>), CommandError> {
     let config = &loaded.config;
-    if config.train.epochs.is_none() {
-        return Ok((loaded, None));
-    }
+    let Some(epochs) = config.train.epochs else { return Ok((loaded, None)) };
     let options = ReadOptions { dry: args.dry_run, quiet: args.quiet, ..ReadOptions::default() };
     let (_, data) = data::read_whole(config, options)?;
-    let Some(steps) = config.steps_of_epochs(data.num_train_samples()) else {
-        unreachable!("the config has epochs");
-    };
+    let steps = config.steps_of(epochs, data.num_train_samples());
     Ok((args.config.load_with_steps(&loaded, steps)?, Some(data)))
 }
 
