@@ -69,7 +69,7 @@ impl Arena {
 }
 
 /// A typed, shaped, row-major range of an arena. A flat range is one row. [`Plan::tensor`] makes
-/// one.
+/// one. A window of columns ([`columns`](Self::columns)) has gaps between its rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tensor {
     pub(crate) entry: u32,
@@ -79,6 +79,8 @@ pub struct Tensor {
     start: u64,
     rows: usize,
     cols: usize,
+    /// Elements from the start of a row to the start of the next: `cols`, or more for a window.
+    stride: usize,
 }
 
 impl Tensor {
@@ -91,6 +93,7 @@ impl Tensor {
         start: 0,
         rows: 0,
         cols: 0,
+        stride: 0,
     };
 
     /// Logical (rows, cols): swapped for a transposed view.
@@ -129,14 +132,42 @@ impl Tensor {
         self.transposed
     }
 
-    /// Size in bytes.
+    /// Size of the elements in bytes.
     pub const fn bytes(self) -> u64 {
         self.len() as u64 * self.dtype.bytes()
     }
 
-    /// The range of bytes in the arena that the tensor covers.
+    /// The range of bytes in the arena that the tensor covers, with the gaps of a window.
     pub const fn range(self) -> Range<u64> {
-        self.start..self.start + self.bytes()
+        self.start..self.start + self.spanned() as u64 * self.dtype.bytes()
+    }
+
+    /// Number of elements from the first to the last, with the gaps of a window.
+    const fn spanned(self) -> usize {
+        if self.is_empty() { 0 } else { (self.rows - 1) * self.stride + self.cols }
+    }
+
+    /// Elements from the start of a stored row to the start of the next.
+    pub(crate) const fn stride(self) -> usize {
+        self.stride
+    }
+
+    /// Whether the tensor is a window of columns, with gaps between its rows.
+    pub const fn is_window(self) -> bool {
+        self.stride != self.cols && self.rows > 1
+    }
+
+    /// A window of the stored (untransposed) matrix: the columns `range` of all rows. Only matmuls
+    /// read and write windows.
+    pub const fn columns(self, range: Range<usize>) -> Self {
+        let start = self.start + range.start as u64 * self.dtype.bytes();
+        Self { start, cols: range.end.saturating_sub(range.start), transposed: false, ..self }
+    }
+
+    /// All elements from the first to the last as one row, with the gaps of a window.
+    pub(crate) const fn span(self) -> Self {
+        let len = self.spanned();
+        Self { rows: 1, cols: len, stride: len, transposed: false, ..self }
     }
 
     /// The transposed view of the tensor. Only matmuls read transposed views.
@@ -148,12 +179,12 @@ impl Tensor {
     pub const fn slice(self, range: Range<usize>) -> Self {
         let start = self.start + range.start as u64 * self.dtype.bytes();
         let cols = range.end.saturating_sub(range.start);
-        Self { start, rows: 1, cols, transposed: false, ..self }
+        Self { start, rows: 1, cols, stride: cols, transposed: false, ..self }
     }
 
     /// Rows `range` of the stored (untransposed) matrix.
     pub const fn rows(self, range: Range<usize>) -> Self {
-        let start = self.start + (range.start * self.cols) as u64 * self.dtype.bytes();
+        let start = self.start + (range.start * self.stride) as u64 * self.dtype.bytes();
         Self { start, rows: range.end.saturating_sub(range.start), transposed: false, ..self }
     }
 
@@ -169,14 +200,14 @@ impl Tensor {
     }
 
     /// The tensor as numbers, for another process with the same plan.
-    pub(crate) const fn words(self) -> [u64; 5] {
+    pub(crate) const fn words(self) -> [u64; 6] {
         let kinds = (self.arena as u64) | (self.dtype as u64) << 8 | (self.transposed as u64) << 16;
         let (rows, cols) = (self.rows as u64, self.cols as u64);
-        [self.entry as u64, kinds, self.start, rows, cols]
+        [self.entry as u64, kinds, self.start, rows, cols, self.stride as u64]
     }
 
     /// The tensor from another process's numbers. `None` if they are invalid.
-    pub(crate) fn from_words([entry, kinds, start, rows, cols]: [u64; 5]) -> Option<Self> {
+    pub(crate) fn from_words([entry, kinds, start, rows, cols, stride]: [u64; 6]) -> Option<Self> {
         let [arena, dtype, transposed, ..] = kinds.to_le_bytes();
         let arena = Arena::ALL.into_iter().find(|known| *known as u8 == arena)?;
         let dtype = Dtype::ALL.into_iter().find(|known| *known as u8 == dtype)?;
@@ -188,12 +219,13 @@ impl Tensor {
             start,
             rows: usize::try_from(rows).ok()?,
             cols: usize::try_from(cols).ok()?,
+            stride: usize::try_from(stride).ok()?,
         })
     }
 
     /// The same elements with another shape.
     pub const fn reshape(self, rows: usize, cols: usize) -> Self {
-        Self { rows, cols, transposed: false, ..self }
+        Self { rows, cols, stride: cols, transposed: false, ..self }
     }
 }
 
@@ -323,7 +355,7 @@ impl Plan {
             dtype,
             shape: (rows, cols),
         });
-        Tensor { entry, arena, dtype, transposed: false, start, rows, cols }
+        Tensor { entry, arena, dtype, transposed: false, start, rows, cols, stride: cols }
     }
 
     /// Assigns the ranges after the first `count` ranges to `pool`.

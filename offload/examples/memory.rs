@@ -19,6 +19,7 @@ fn main() {
         let segment = SegmentSpec {
             name: "segment".into(),
             params,
+            trained: params.len(),
             len: PARAMETERS,
             decayed: PARAMETERS,
             bucket: BucketSharing::Own,

@@ -13,6 +13,13 @@ pub struct Bucket {
     pub(crate) number: usize,
 }
 
+impl Bucket {
+    /// The bucket of a segment without trained parameters: no elements.
+    pub(crate) const fn none(params: Tensor) -> Self {
+        Self { tensor: params.slice(0..0), number: usize::MAX }
+    }
+}
+
 /// Plans the buckets of every segment. Returns them and the number of distinct buckets.
 pub(crate) fn plan_buckets(plan: &mut Plan, segments: &[SegmentSpec]) -> (Vec<Vec<Bucket>>, usize) {
     let storage = segments.first().map_or(Dtype::F32, |s| s.params.dtype());
@@ -22,16 +29,17 @@ pub(crate) fn plan_buckets(plan: &mut Plan, segments: &[SegmentSpec]) -> (Vec<Ve
         num_buckets += 1;
         Bucket { tensor: plan.tensor(at, name, storage, (1, len)), number: num_buckets - 1 }
     };
-    let of = |kind| segments.iter().filter(move |s| s.bucket == kind);
-    let longest = |kind| of(kind).map(|s| s.params.len()).max().unwrap_or(0);
+    let of = |kind| segments.iter().filter(move |s| s.bucket == kind && s.trained > 0);
+    let longest = |kind| of(kind).map(|s| s.trained).max().unwrap_or(0);
     let turns: Vec<Bucket> = (0..of(BucketSharing::Alternating).count().min(2))
         .map(|i| bucket(format!("bucket.{i}"), longest(BucketSharing::Alternating)))
         .collect();
     let mut shared = None;
     let one = |s: &SegmentSpec| match s.bucket {
-        BucketSharing::Own => vec![bucket(format!("{}.bucket", s.name), s.params.len())],
+        _ if s.trained == 0 => Vec::new(),
+        BucketSharing::Own => vec![bucket(format!("{}.bucket", s.name), s.trained)],
         BucketSharing::PerSlot(count) => {
-            (0..count).map(|i| bucket(format!("{}.bucket.{i}", s.name), s.params.len())).collect()
+            (0..count).map(|i| bucket(format!("{}.bucket.{i}", s.name), s.trained)).collect()
         }
         BucketSharing::Alternating => turns.clone(),
         BucketSharing::Shared => vec![*shared.get_or_insert_with(|| {
@@ -60,16 +68,19 @@ pub(crate) fn plan_sums(
         num_sums += 1;
         Bucket { tensor, number: num_sums - 1 }
     };
-    let of = |kind| segments.iter().filter(move |s| s.bucket == kind);
-    let longest = |kind| of(kind).map(|s| s.params.len()).max().unwrap_or(0);
+    let of = |kind| segments.iter().filter(move |s| s.bucket == kind && s.trained > 0);
+    let longest = |kind| of(kind).map(|s| s.trained).max().unwrap_or(0);
     let count = of(BucketSharing::Alternating).count().min(2);
     let turns: Vec<Bucket> = (0..count)
         .map(|i| sum(&format!("turn.{i}"), longest(BucketSharing::Alternating)))
         .collect();
     let mut shared = None;
     let one = |(index, s): (usize, &SegmentSpec)| {
+        if s.trained == 0 {
+            return None;
+        }
         Some(match s.bucket {
-            BucketSharing::Own | BucketSharing::PerSlot(_) => sum(&s.name, s.params.len()),
+            BucketSharing::Own | BucketSharing::PerSlot(_) => sum(&s.name, s.trained),
             BucketSharing::Alternating => turns[index % turns.len()],
             BucketSharing::Shared => {
                 *shared.get_or_insert_with(|| sum("tables", longest(BucketSharing::Shared)))

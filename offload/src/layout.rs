@@ -8,6 +8,7 @@
 
 use crate::buckets::{Bucket, plan_buckets, plan_sums};
 use crate::control;
+use crate::frozen::FrozenPart;
 use crate::spec::{GradAccumulation, OptimizerSpec, SegmentSpec, Transfer};
 use crate::state::State;
 use crate::store::{BlockingBuffers, Store, StorePlanner};
@@ -71,6 +72,8 @@ pub(crate) struct Segment {
     pub(crate) sum: Option<Bucket>,
     /// The store on the device, then the store on the host; a place without elements has no store.
     pub(crate) stores: Vec<Store>,
+    /// The frozen parameters, if the segment has any.
+    pub(crate) frozen: Option<FrozenPart>,
     /// Positions of the segment's chunks.
     pub(crate) chunks: Chunks,
 }
@@ -106,17 +109,17 @@ pub struct OptimizerLayout {
 }
 
 /// Cuts a range into pieces of at most `most` elements, or one `unit`; all are multiples of `unit`.
-fn pieces(range: Range<usize>, most: usize, unit: usize, store: usize) -> Vec<Piece> {
+pub(crate) fn pieces(range: Range<usize>, most: usize, unit: usize, store: usize) -> Vec<Piece> {
     let (step, end) = ((most / unit).max(1) * unit, range.end);
     range.step_by(step).map(|start| Piece { start, len: step.min(end - start), store }).collect()
 }
 
 /// Number of leading elements that the device updates, for each segment: multiples of `unit`.
 fn cuts(segments: &[SegmentSpec], fraction: f64, unit: usize) -> Vec<usize> {
-    let total: usize = segments.iter().map(|s| s.params.len() / unit).sum();
+    let total: usize = segments.iter().map(|s| s.trained / unit).sum();
     let mut left = (fraction * total as f64).round() as usize;
     let cut = |s: &SegmentSpec| {
-        let units = left.min(s.params.len() / unit);
+        let units = left.min(s.trained / unit);
         left -= units;
         units * unit
     };
@@ -126,7 +129,7 @@ fn cuts(segments: &[SegmentSpec], fraction: f64, unit: usize) -> Vec<usize> {
 /// Finds the first of the segments that are updated speculatively: the last segments that together
 /// have at most the share `fraction` of all elements after segment 0.
 fn first_speculative(segments: &[SegmentSpec], fraction: f64) -> usize {
-    let len = |s: &SegmentSpec| s.params.len() as f64;
+    let len = |s: &SegmentSpec| s.trained as f64;
     let candidates = segments.get(1..).unwrap_or_default();
     let most = fraction * candidates.iter().map(len).sum::<f64>();
     let mut taken = 0.0;
@@ -152,7 +155,7 @@ impl BlockingBuffers {
         if spec.transfer == Transfer::Streamed {
             return None;
         }
-        let of = |s: &SegmentSpec| pieces(0..s.params.len(), spec.bucket_elements, unit, 0);
+        let of = |s: &SegmentSpec| pieces(0..s.trained, spec.bucket_elements, unit, 0);
         let longest = segments.iter().flat_map(of).map(|p| p.len).max().unwrap_or(0);
         let storage = segments.first().map_or(Dtype::F32, |s| s.params.dtype());
         let own = longest / spec.dp_size;
@@ -191,26 +194,26 @@ impl OptimizerLayout {
         let first_speculative = first_speculative(segments, spec.speculative_fraction);
         let words = (1, control::WORDS);
         let at = (Arena::Pinned, "norms and decisions");
-        let has_host_part = |(s, cut): (&SegmentSpec, &usize)| *cut < s.params.len();
+        let has_host_part = |(s, cut): (&SegmentSpec, &usize)| *cut < s.trained;
         let predicted =
             segments[first_speculative..].iter().zip(&cuts[first_speculative..]).any(has_host_part);
         let predicted = predicted.then(|| plan.tensor(at, "presumed", Dtype::F64, words));
         let (mut own_end, mut all_end, mut number) = (0, 0, 0);
         type Buffers = (Vec<Bucket>, Option<Bucket>);
         let mut segment = |((s, (buckets, sum)), &cut): ((&SegmentSpec, Buffers), &usize)| {
-            let chunks = s.params.len() / chunk;
+            let chunks = s.trained / chunk;
             let (own_start, all_start) = (own_end, all_end);
             let predicted = predicted.filter(|_| number >= first_speculative);
             number += 1;
             own_end += chunks / spec.dp_size;
             all_end += chunks;
             let (mut pieces, mut stores) = (Vec::new(), Vec::new());
-            for (on_device, range) in [(true, 0..cut), (false, cut..s.params.len())] {
+            for (on_device, range) in [(true, 0..cut), (false, cut..s.trained)] {
                 if range.is_empty() {
                     continue;
                 }
                 // A segment with two stores needs two names.
-                let is_split = on_device && cut < s.params.len();
+                let is_split = on_device && cut < s.trained;
                 let name = if is_split { format!("{}.on_device", s.name) } else { s.name.clone() };
                 let (len, dtype) = (range.len() / spec.dp_size, s.params.dtype());
                 pieces.extend(self::pieces(range, spec.bucket_elements, unit, stores.len()));
@@ -221,7 +224,8 @@ impl OptimizerLayout {
                 });
             }
             let chunks = Chunks { own: own_start..own_end, all: all_start..all_end };
-            Segment { spec: s.clone(), pieces, buckets, sum, stores, chunks }
+            let frozen = FrozenPart::plan(plan, spec, unit, s);
+            Segment { spec: s.clone(), pieces, buckets, sum, stores, frozen, chunks }
         };
         let segments: Vec<Segment> = segments
             .iter()
@@ -272,7 +276,8 @@ impl OptimizerLayout {
         self.predicted.is_some()
     }
 
-    /// Number of parameters that a rank owns, padding included: the elements of each of its states.
+    /// Number of trained parameters that a rank owns, padding included: the elements of each of its
+    /// states.
     pub fn owned_elements(&self) -> u64 {
         let stores = self.segments.iter().flat_map(|segment| &segment.stores);
         stores.map(|store| store.master.len() as u64).sum()

@@ -53,6 +53,7 @@ mod adam;
 mod blocking;
 mod buckets;
 pub mod control;
+mod frozen;
 mod layout;
 mod locate;
 mod norm;

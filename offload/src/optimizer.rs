@@ -2,6 +2,7 @@
 
 use crate::buckets::Bucket;
 use crate::control;
+use crate::frozen::FrozenPart;
 use crate::layout::{ActiveBuffers, OptimizerLayout, OwnedRun, Segment};
 use crate::norm::{DecideTask, FoldPartials, SpreadPartials};
 use crate::reduce::ReducedPiece;
@@ -111,10 +112,14 @@ impl Optimizer {
         }
     }
 
-    /// Hands out a bucket for the gradients of `segment`. `slot` is the micro-batch's number among
+    /// Hands out a bucket for the gradients of `segment`, without elements if all its parameters are
+    /// frozen. `slot` is the micro-batch's number among
     /// the micro-batches that run backward together. Compute waits for the bucket's last reader.
     pub fn bucket(&mut self, dev: &Device, segment: usize, slot: usize) -> Bucket {
         let Segment { spec, buckets, .. } = &self.layout.segments[segment];
+        if buckets.is_empty() {
+            return Bucket::none(spec.params);
+        }
         let turn = match spec.bucket {
             BucketSharing::Alternating => {
                 self.turn += 1;
@@ -124,7 +129,7 @@ impl Optimizer {
         };
         let Bucket { tensor, number } = buckets[turn % buckets.len()];
         dev.wait(Compute, self.bucket_free[number]);
-        Bucket { tensor: tensor.slice(0..spec.params.len()), number }
+        Bucket { tensor: tensor.slice(0..spec.trained), number }
     }
 
     /// Starts to reduce a full bucket: reduce-scatter over the data-parallel ranks, then this
@@ -133,6 +138,9 @@ impl Optimizer {
     pub fn reduce(&mut self, dev: &Device, segment: usize, bucket: Bucket, micro: usize) {
         let layout = Arc::clone(&self.layout);
         let (s, Bucket { tensor: bucket, number }) = (&layout.segments[segment], bucket);
+        if bucket.is_empty() {
+            return;
+        }
         if s.spec.len < bucket.len() {
             dev.submit(Compute, Op::Zero { x: bucket.slice(s.spec.len..bucket.len()) });
         }
@@ -389,7 +397,7 @@ impl Optimizer {
 
     /// Copies the parameters that this rank's host has updated up to the device.
     fn upload(&mut self, dev: &Device, segment: usize) {
-        let (s, w) = (&self.layout.segments[segment], &mut self.work[segment]);
+        let (s, w) = (&self.layout.segments[segment], &self.work[segment]);
         for piece in &w.pieces {
             let Some(up) = s.stores[piece.store].staging() else { continue };
             if s.spec.param_buffer.is_some() {
@@ -409,14 +417,16 @@ impl Optimizer {
                 dev.submit(H2d, Op::Copy { src, dst });
             }
         }
-        w.uploaded = dev.record(H2d);
+        self.upload_frozen(dev, segment);
+        self.work[segment].uploaded = dev.record(H2d);
     }
 
     /// Gathers the parameters from all ranks, after all queued uploads.
     fn gather(&mut self, dev: &Device, segment: usize) {
         let (s, w) = (&self.layout.segments[segment], &mut self.work[segment]);
         let is_any = |on_host| s.stores.iter().any(|store| store.is_on_host() == on_host);
-        let (here, host) = (is_any(false), is_any(true));
+        let of_frozen = s.frozen.as_ref().is_some_and(FrozenPart::is_on_host);
+        let (here, host) = (is_any(false), is_any(true) || of_frozen);
         if self.rank.dp_size == 1 {
             // Compute itself updates the parameters on the device.
             w.params_ready = dev.record(if host { H2d } else { Compute });
@@ -435,7 +445,8 @@ impl Optimizer {
             let x = s.spec.params.slice(piece.flat.clone());
             dev.submit(DpComm, Op::AllGather { x, group: Group::Dp });
         }
-        w.params_ready = dev.record(DpComm);
+        self.gather_frozen(dev, segment);
+        self.work[segment].params_ready = dev.record(DpComm);
     }
 
     /// Event after which the parameters of the last update are complete on the device.

@@ -55,7 +55,10 @@ pub struct SegmentSpec {
     /// Flat parameters on the device; the length is a multiple of dp_size x
     /// [`chunk_elements`](crate::chunk_elements).
     pub params: Tensor,
-    /// Number of leading elements in use; the rest is padding.
+    /// Number of leading elements that the optimizer updates, padding included: a multiple like the
+    /// length. The others are frozen.
+    pub trained: usize,
+    /// Number of leading elements in use; the other trained ones are padding.
     pub len: usize,
     /// Number of leading elements with weight decay.
     pub decayed: usize,

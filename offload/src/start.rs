@@ -20,7 +20,7 @@ pub struct StatePosition {
     /// Number of the segment.
     pub segment: usize,
     /// Number of the state in [`OwnedRun::states`](crate::OwnedRun::states); 3: the delayed
-    /// gradient.
+    /// gradient. A frozen parameter has state 0 alone.
     pub state: usize,
     /// First element of the run in the segment's flat buffer.
     pub first: usize,
@@ -31,6 +31,37 @@ pub type StateSource<'a> = dyn Fn(StatePosition, &mut [f32]) -> Result<(), Error
 
 /// Fills parameters before the first step: (segment, first element in its flat buffer, values).
 pub type ParameterSource<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
+
+/// The blocks in which threads fill memory, until a stop is requested.
+pub(crate) struct FillBlocks<'a> {
+    should_stop: &'a StopCheck<'a>,
+    stopped: AtomicBool,
+}
+
+impl FillBlocks<'_> {
+    /// Passes blocks of a run of `run` elements to `fill`: the first element's index, and the
+    /// memory. Ends early if a stop is requested.
+    pub(crate) fn each(
+        &self,
+        run: usize,
+        fill: &mut dyn FnMut(usize, &mut [f32]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut block = vec![0.0; BLOCK.min(run)];
+        for at in (0..run).step_by(BLOCK) {
+            if (self.should_stop)() {
+                self.stopped.store(true, Ordering::Relaxed);
+                return Ok(());
+            }
+            fill(at, &mut block[..BLOCK.min(run - at)])?;
+        }
+        Ok(())
+    }
+
+    /// Whether a stop was requested.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+}
 
 impl Optimizer {
     /// Sets the states before step 1; the moments are zero. Returns false if `should_stop` returned
@@ -75,6 +106,7 @@ impl Optimizer {
             }
             w.unpublished = true;
         }
+        (0..layout.segments.len()).try_for_each(|segment| self.blank_frozen(dev, segment))?;
         self.blank_speculation(dev)?;
         dev.write(layout.control, &|i| words[i])?;
         dev.write(layout.device_control, &|i| words[i])
@@ -119,7 +151,7 @@ impl Optimizer {
         fill: &StateSource<'_>,
         should_stop: &StopCheck<'_>,
     ) -> Result<bool, Error> {
-        let stopped = AtomicBool::new(false);
+        let blocks = FillBlocks { should_stop, stopped: AtomicBool::new(false) };
         let layout = Arc::clone(&self.layout);
         for (segment, (s, w)) in layout.segments.iter().zip(&mut self.work).enumerate() {
             for piece in &w.pieces {
@@ -138,25 +170,24 @@ impl Optimizer {
                     targets.extend(parameter.filter(|_| is_whole));
                     dev.write_runs(&targets, &|first, views| {
                         let run = views[0].len();
-                        let mut block = vec![0.0; BLOCK.min(run)];
-                        for at in (0..run).step_by(BLOCK) {
-                            if should_stop() {
-                                stopped.store(true, Ordering::Relaxed);
-                                return Ok(());
-                            }
-                            let values = &mut block[..BLOCK.min(run - at)];
+                        blocks.each(run, &mut |at, values| {
                             let first = flat + first + at;
                             fill(StatePosition { segment, state: number, first }, values)?;
                             state.store(&mut *views, parameter_dtype, at, values);
-                        }
-                        Ok(())
+                            Ok(())
+                        })
                     })?;
-                    if stopped.load(Ordering::Relaxed) {
+                    if blocks.is_stopped() {
                         return Ok(false);
                     }
                 }
             }
             w.unpublished = true;
+        }
+        for segment in 0..layout.segments.len() {
+            if !self.fill_frozen(dev, segment, fill, &blocks)? {
+                return Ok(false);
+            }
         }
         self.blank_speculation(dev)?;
         let mut words = *words;

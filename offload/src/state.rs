@@ -30,6 +30,19 @@ pub struct State {
     upper: Option<Tensor>,
 }
 
+/// Writes elements `at..` of parameters of type `dtype` to a view, which may be fp32.
+pub(crate) fn store_parameter(view: &mut ViewMut<'_>, dtype: Dtype, at: usize, values: &[f32]) {
+    if dtype != Dtype::Bf16 {
+        return view.store(at, values);
+    }
+    let mut part = [0.0; BLOCK];
+    for (i, values) in values.chunks(BLOCK).enumerate() {
+        let part = &mut part[..values.len()];
+        part.iter_mut().zip(values).for_each(|(to, x)| *to = as_bf16_parameter(*x));
+        view.store(at + i * BLOCK, part);
+    }
+}
+
 impl State {
     pub(crate) const fn whole(tensor: Tensor) -> Self {
         Self { tensor, upper: None }
@@ -106,10 +119,7 @@ impl State {
                 own => own.iter_mut().for_each(|view| view.store(at, values)),
             }
             for view in others {
-                match parameter {
-                    Dtype::Bf16 => put(view, &as_bf16_parameter),
-                    _ => view.store(at, values),
-                }
+                store_parameter(view, parameter, at, values);
             }
         }
     }

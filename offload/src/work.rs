@@ -62,6 +62,8 @@ pub(crate) struct SegmentWork {
     /// Task that checks the segment's norm against the clip limit. Present if the segment is
     /// updated speculatively.
     pub(crate) norm_guard: Option<Arc<HostOp>>,
+    /// Whether the frozen parameters were gathered once.
+    pub(crate) has_frozen: bool,
     /// Whether an update is queued that `publish` has not sent yet.
     pub(crate) unpublished: bool,
     /// Whether the shared buffer has, or will have, this rank's part before the all-gather.
@@ -169,6 +171,7 @@ pub(crate) fn segment_work(
     SegmentWork {
         pieces,
         norm_guard,
+        has_frozen: false,
         unpublished: false,
         is_partial: false,
         staging_free: Default::default(),

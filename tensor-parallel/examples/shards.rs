@@ -35,6 +35,7 @@ fn main() {
         partial_dtype: Dtype::Bf16,
         dropout: 0.0,
         init_std: 0.02,
+        trained: Default::default(),
     };
     let mut plan = Plan::default();
     let gpt = Decoder::plan(&mut plan, &shape, 64);

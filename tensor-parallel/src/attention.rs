@@ -2,8 +2,9 @@
 //! and v, rotary positions if the model has them, attention over this rank's heads, a row-parallel
 //! projection back.
 
+use crate::adapter::{self, Adapter};
 use crate::branch::{Branch, Scratch};
-use crate::linear::{Fp8Linear, Fp8Operands, Linear};
+use crate::linear::{Fp8Linear, Fp8Operands, Linear, LinearGrads};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::{Region, sum_over_ranks};
 use crate::shape::{DecoderShape, QkNorm};
@@ -33,6 +34,8 @@ pub(crate) struct Attention {
     gains: Option<Gains>,                 // of the norm of q and k
     proj_weight: Tensor,                  // (C, H D/t)
     pub(crate) proj_bias: Option<Tensor>, // (C), added after the sum over the ranks
+    qkv_adapter: Option<Adapter>,
+    proj_adapter: Option<Adapter>,
 }
 
 /// Gains of the norm of q and k, or their gradients.
@@ -102,6 +105,10 @@ impl AttentionActivations {
     }
 }
 
+/// Name of q, k and v as one tensor.
+const JOINED_QKV: &str = "attn.qkv";
+/// Name of the projection back from the heads.
+const PROJ: &str = "attn.proj";
 /// Names of q, k and v, if they are separate tensors.
 const SEPARATE_QKV: [&str; 3] = ["attn.q", "attn.k", "attn.v"];
 /// Names of keys and values, which ranks share if there are more ranks than key and value heads.
@@ -124,6 +131,7 @@ impl Attention {
             if architecture.qkv_bias {
                 params.add_vector("attn.qkv.bias", 3 * q, Split::ThreeRows, zero);
             }
+            adapter::declare(params, shape, &[(JOINED_QKV, 3 * q, Split::ThreeRows)], c);
         } else {
             let separate =
                 || SEPARATE_QKV.into_iter().zip([(q, Split::Rows), (kv, kv_split), (kv, kv_split)]);
@@ -133,6 +141,10 @@ impl Attention {
             for (name, (rows, split)) in separate().filter(|_| architecture.qkv_bias) {
                 params.add_vector(&format!("{name}.bias"), rows, split, zero);
             }
+            let [q_name, k_name, v_name] = SEPARATE_QKV;
+            let linears =
+                [(q_name, q, Split::Rows), (k_name, kv, kv_split), (v_name, kv, kv_split)];
+            adapter::declare(params, shape, &linears, c);
         }
         let one = Init::Constant(1.0 - architecture.norm_offset);
         let gains = match architecture.qk_norm {
@@ -152,18 +164,25 @@ impl Attention {
         if shape.architecture.proj_bias {
             params.add_vector("attn.proj.bias", c, Split::Replicated, Init::Constant(0.0));
         }
+        adapter::declare(params, shape, &[(PROJ, c, Split::Columns)], q);
     }
 
-    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
+    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, scratch: &Scratch) -> Self {
         let architecture = &shape.architecture;
+        let of = |parts: &[&str]| Adapter::cut(flat, shape, parts, scratch.adapters);
         let qkv = |own| match architecture.joined_qkv {
-            true => flat.get("attn.qkv", own),
+            true => flat.get(JOINED_QKV, own),
             false => flat.joined(&SEPARATE_QKV, own),
         };
         let gain = |name| flat.get(name, "weight");
         Self {
+            qkv_adapter: match architecture.joined_qkv {
+                true => of(&[JOINED_QKV]),
+                false => of(&SEPARATE_QKV),
+            },
+            proj_adapter: of(&[PROJ]),
             qkv_weight: qkv("weight"),
-            qkv_bias: architecture.qkv_bias.then(|| qkv("bias")),
+            qkv_bias: architecture.qkv_bias.then(|| qkv("bias")).filter(|bias| !bias.is_empty()),
             gains: architecture.qk_norm.map(|norm| match norm {
                 QkNorm::Heads => {
                     Gains::Heads(HeadNormGrads { q_gain: gain(GAINS[0]), k_gain: gain(GAINS[1]) })
@@ -171,7 +190,10 @@ impl Attention {
                 QkNorm::Width => Gains::Width(flat.joined(&GAINS, "weight")),
             }),
             proj_weight: flat.get("attn.proj", "weight"),
-            proj_bias: architecture.proj_bias.then(|| flat.get("attn.proj", "bias")),
+            proj_bias: architecture
+                .proj_bias
+                .then(|| flat.get_trained("attn.proj", "bias"))
+                .flatten(),
         }
     }
 
@@ -196,11 +218,19 @@ impl Attention {
             used += grads.len();
             (grads, row.slice(start..used))
         };
+        let mut factors = adapter::shared(flat, shape, &SHARED).map(&mut next);
+        let factors = [factors.next(), factors.next()];
         let weights = next(flat.joined(&SHARED, "weight"));
         let biases = architecture.qkv_bias.then(|| next(flat.joined(&SHARED, "bias")));
         let gains = architecture.qk_norm == Some(QkNorm::Width);
         let gains = gains.then(|| next(flat.get(GAINS[1], "weight")));
-        let parts = || [Some(weights), biases, gains].into_iter().flatten();
+        let parts = || {
+            let all = [Some(weights), biases, gains].into_iter().chain(factors).flatten();
+            all.filter(|(grads, _)| !grads.is_empty())
+        };
+        if parts().next().is_none() {
+            return Event::default(); // all are frozen
+        }
         dev.submit(Compute, Op::Zero { x: all });
         for (src, dst) in parts() {
             dev.submit(Compute, Op::Copy { src, dst });
@@ -218,7 +248,10 @@ impl Attention {
     /// Gains of a norm over all heads are split with the heads.
     pub(crate) fn sum_gains(flat: FlatBuffer<'_>, dev: &Device, shape: &DecoderShape) {
         if shape.architecture.qk_norm == Some(QkNorm::Heads) && !shape.sequence {
-            sum_over_ranks(dev, flat.joined(&GAINS, "weight"), Reduction::Sum);
+            let gains = flat.joined(&GAINS, "weight");
+            if !gains.is_empty() {
+                sum_over_ranks(dev, gains, Reduction::Sum);
+            }
         }
     }
 
@@ -275,11 +308,11 @@ impl Attention {
     }
 
     const fn input(&self, saved: AttentionActivations) -> Linear {
-        Linear { weight: self.qkv_weight, fp8: saved.input }
+        Linear { weight: self.qkv_weight, adapter: self.qkv_adapter, fp8: saved.input }
     }
 
     const fn proj(&self, saved: AttentionActivations) -> Linear {
-        Linear { weight: self.proj_weight, fp8: saved.proj }
+        Linear { weight: self.proj_weight, adapter: self.proj_adapter, fp8: saved.proj }
     }
 
     /// Applies the norm of q and k, if the model has one, and rotates them by their positions, if the
@@ -332,14 +365,18 @@ impl Attention {
         let (input, proj) = (self.input(saved), self.proj(saved));
         proj.input_gradient(dev, d_sum, d_out, Epilogue::None);
         let d_bias = Region::with_weight(dev, grads.proj_bias);
-        proj.weight_gradient(dev, d_sum, out, grads.proj_weight, d_bias);
+        let (weight, adapter) = (grads.proj_weight, grads.proj_adapter);
+        proj.weight_gradient(dev, d_sum, out, LinearGrads { weight, bias: d_bias, adapter });
         dev.submit(
             Compute,
             Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores },
         );
         if let Some(table) = table {
             let of_heads = match grads.gains {
-                Some(Gains::Heads(grads)) => Some(grads),
+                Some(Gains::Heads(HeadNormGrads { q_gain, k_gain })) => {
+                    let of = |d, number| branch.scratch.gradient(d, shape.head_dim, number);
+                    Some(HeadNormGrads { q_gain: of(q_gain, 0), k_gain: of(k_gain, 1) })
+                }
                 Some(Gains::Width(_)) | None => None,
             };
             let norm = self.head_norm(shape, saved).zip(of_heads);
@@ -350,12 +387,14 @@ impl Attention {
         {
             dev.submit(Compute, Op::WidthNormBackwardSums { d_qkv, norm, raw, dots });
             sum_over_ranks(dev, dots.reshape(1, dots.len()), Reduction::Sum);
+            let d_gain = branch.scratch.gradient(d_gain, norm.gain.len(), 0);
             dev.submit(Compute, Op::WidthNormBackward { d_qkv, raw, norm, dots, d_gain });
         }
         input.input_gradient(dev, d_qkv, branch.d_normed, Epilogue::None);
         let summed = branch.region.start_sum(dev, branch.d_normed);
         dev.wait(Compute, branch.whole);
-        input.weight_gradient(dev, d_qkv, branch.normed, grads.qkv_weight, grads.qkv_bias);
+        let (weight, bias, adapter) = (grads.qkv_weight, grads.qkv_bias, grads.qkv_adapter);
+        input.weight_gradient(dev, d_qkv, branch.normed, LinearGrads { weight, bias, adapter });
         dev.wait(Compute, summed);
     }
 }

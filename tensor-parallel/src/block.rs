@@ -16,9 +16,9 @@ use crate::mlp::Mlp;
 use crate::mlp_layer::{AppliedMlpLayer, MlpLayer, MlpLayerActivations};
 use crate::norm::{BranchInput, Norm, OutputActivations};
 use crate::params::{FlatBuffer, ParamDeclarations, SegmentLayout};
-use crate::region::Region;
+use crate::region::{Region, sum_over_ranks};
 use crate::shape::{DecoderShape, MicrobatchContext};
-use device::{Device, Dropout, Event, Lane::Compute, Op, Tensor};
+use device::{Device, Dropout, Event, Lane::Compute, Op, Reduction, Tensor};
 
 /// Parameters of a block cut out of its flat segment, or gradients cut out of a bucket.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +78,12 @@ impl BranchNorms {
             output: parts.norms_outputs().then(|| Norm::cut(flat, output, shape)),
         }
     }
+
+    /// The gradients, with transients in the place of those of frozen norms.
+    fn with_transients(self, scratch: &Scratch, shape: &DecoderShape) -> Self {
+        let of = |norm: Option<Norm>| norm.map(|norm| norm.with_transients(scratch, shape));
+        Self { input: of(self.input), output: of(self.output) }
+    }
 }
 
 /// Dropout sites of a block.
@@ -89,7 +95,7 @@ const MLP_OUTPUT: u64 = 2;
 pub(crate) fn layout(shape: &DecoderShape, layer: usize, align: usize) -> SegmentLayout {
     let (name, prefix) = (format!("block.{layer}"), format!("h.{layer}."));
     let experts = shape.experts_of(layer);
-    SegmentLayout::new(name, prefix, shape.tp_size, align, |params| {
+    SegmentLayout::new(name, prefix, shape, align, |params| {
         if let Some(experts) = &experts {
             Experts::declare(params, shape, experts);
         }
@@ -108,12 +114,17 @@ pub(crate) fn layout(shape: &DecoderShape, layer: usize, align: usize) -> Segmen
 
 impl BlockParams {
     /// Cuts a flat buffer with the layout of [`layout`].
-    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, layer: usize) -> Self {
+    pub(crate) fn cut(
+        flat: FlatBuffer<'_>,
+        shape: &DecoderShape,
+        layer: usize,
+        scratch: &Scratch,
+    ) -> Self {
         Self {
             attention_norms: BranchNorms::cut(flat, NORMS[0], shape),
-            attention: Attention::cut(flat, shape),
+            attention: Attention::cut(flat, shape, scratch),
             mlp_norms: BranchNorms::cut(flat, NORMS[1], shape),
-            mlp: MlpLayer::cut(flat, shape, shape.experts_of(layer)),
+            mlp: MlpLayer::cut(flat, shape, shape.experts_of(layer), scratch),
         }
     }
 }
@@ -321,7 +332,9 @@ impl Block {
         bucket: Tensor,
     ) {
         let (p, s, region) = (&self.params, self.saved(pass), shape.region());
-        let grads = BlockParams::cut(self.layout.of(bucket), shape, self.layer);
+        let of_bucket = self.layout.of_gradients(bucket);
+        let grads = BlockParams::cut(of_bucket, shape, self.layer, &self.scratch);
+        let norms_of = |norms: BranchNorms| norms.with_transients(&self.scratch, shape);
         let mlp = self.mlp(shape, s, pass.slot);
         let is_recomputed = |branch| shape.tier(branch, self.layer) == Tier::Recomputed;
         if is_recomputed(BranchKind::Attention) {
@@ -337,7 +350,8 @@ impl Block {
         }
         // The outputs of an MLP branch that was just computed again are still in the transients.
         let recomputes = shape.recomputes_outputs() && !is_recomputed(BranchKind::Mlp);
-        let (input, norms) = (BranchInput { recomputes, ..self.mlp_input(s) }, grads.mlp_norms);
+        let (input, norms) =
+            (BranchInput { recomputes, ..self.mlp_input(s) }, norms_of(grads.mlp_norms));
         let end = self.mlp_end(s, self.row_dropout(dev, shape, pass, MLP_OUTPUT));
         let end_grads = EndGradients { norm: norms.output, bias: grads.mlp.proj_bias() };
         let branch = self.enter_branch(dev, shape, input, end, d, end_grads);
@@ -347,22 +361,28 @@ impl Block {
 
         let recomputes = shape.recomputes_outputs();
         let input = BranchInput { recomputes, ..self.attention_input(x, s) };
-        let norms = grads.attention_norms;
+        let norms = norms_of(grads.attention_norms);
         let end = self.attention_end(x, s, self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT));
         let end_grads = EndGradients { norm: norms.output, bias: grads.attention.proj_bias };
         let branch = self.enter_branch(dev, shape, input, end, d, end_grads);
         let context = self.context(dev, shape, pass);
         p.attention.backward(dev, shape, s.attention.heads, context, branch, grads.attention);
-        let shared =
-            Attention::start_sum_of_shared(self.layout.of(bucket), dev, shape, &self.scratch);
+        let shared = Attention::start_sum_of_shared(of_bucket, dev, shape, &self.scratch);
         let d_input = region.rows(dev, branch.d_normed);
         input.backward(dev, d_input, d, norms.input);
         dev.wait(Compute, shared);
-        Attention::sum_gains(self.layout.of(bucket), dev, shape);
+        Attention::sum_gains(of_bucket, dev, shape);
         if let Some(router) = grads.mlp.router() {
             region.sum_replicated_grads(dev, router.reshape(1, router.len()));
         }
-        region.sum_replicated_grads(dev, self.layout.replicated(bucket));
+        let replicated = self.layout.replicated(bucket);
+        match shape.adapters() {
+            // Each rank has a part of the gradient of a replicated factor.
+            Some(_) if !replicated.is_empty() => {
+                sum_over_ranks(dev, replicated, Reduction::Sum);
+            }
+            _ => region.sum_replicated_grads(dev, replicated),
+        }
     }
 
     /// Backward through the end and the sum of a branch. The gradient of the sum is `d` (rows, C)

@@ -1,7 +1,9 @@
 //! Buffers that the two branches of a block share.
 
+use crate::adapter::AdapterScratch;
 use crate::experts_scratch::ExpertsScratch;
 use crate::linear::Fp8Operands;
+use crate::params::TrainedParams;
 use crate::region::Region;
 use crate::shape::{DecoderShape, QkNorm};
 use device::{Arena, Dtype, Event, Plan, Tensor};
@@ -27,6 +29,10 @@ pub(crate) struct Scratch {
     pub(crate) d_shared: Option<Tensor>,
     /// Outputs that each block recomputes; all blocks share them.
     pub(crate) recomputed: Option<RecomputedOutputs>,
+    /// Gradients of frozen norms, which nothing reads, if the model has frozen parameters.
+    unread: Option<Tensor>,
+    /// Transients of adapters, if the model has adapters.
+    pub(crate) adapters: Option<AdapterScratch>,
     /// Operands of fp8 matmuls.
     pub(crate) fp8: Option<Fp8Operands>,
     /// Transients of experts, if a block has experts.
@@ -61,6 +67,7 @@ pub(crate) struct Branch {
 impl Scratch {
     pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape) -> Self {
         let (tokens, c, fp8) = (shape.tokens(), shape.hidden, Fp8Operands::plan(plan, shape));
+        let adapters = AdapterScratch::plan(plan, shape);
         let mut transient = |name: &str, dtype, cols| {
             plan.tensor((Arena::Device, "transients"), name, dtype, (tokens, cols))
         };
@@ -70,6 +77,7 @@ impl Scratch {
         let (inner, dense) = (shape.ffn_hidden / shape.tp_size, shape.has_dense_layer());
         Self {
             fp8,
+            adapters,
             partial: transient("partial", shape.partial_dtype, c),
             d_branch: copies.then(|| transient("d_branch", shape.dtype, c)),
             d_attention: transient("d_attention", shape.dtype, shape.heads_width()),
@@ -88,11 +96,26 @@ impl Scratch {
                 let size = (shape.rows(), c);
                 plan.tensor((Arena::Device, "transients"), "normed_sum", shape.dtype, size)
             }),
+            unread: (shape.trained != TrainedParams::All).then(|| {
+                let size = (1, shape.longest_norm());
+                plan.tensor((Arena::Device, "transients"), "frozen_norms", shape.dtype, size)
+            }),
             qk_dots: (parts.qk_norm == Some(QkNorm::Width)).then(|| {
                 plan.tensor((Arena::Device, "transients"), "qk_dots", Dtype::F32, (tokens, 2))
             }),
             experts: shape.experts.map(|experts| ExpertsScratch::plan(plan, shape, &experts)),
         }
+    }
+
+    /// The gradient `d` of a norm's vector with `elements` elements, or a transient in its place if
+    /// the vector is frozen. `number`: 0 or 1, since a norm may have two vectors.
+    pub(crate) fn gradient(&self, d: Tensor, elements: usize, number: usize) -> Tensor {
+        if !d.is_empty() {
+            return d;
+        }
+        let unread = self.unread;
+        let unread = unread.unwrap_or_else(|| unreachable!("a trained vector has a gradient"));
+        unread.slice(number * elements..(number + 1) * elements)
     }
 
     /// Transients of experts.

@@ -75,14 +75,13 @@ const HEAD: &str = "head";
 /// Layouts of all segments in the order of the forward pass and of their numbers; flat lengths are
 /// multiples of `align`.
 fn layouts(shape: &DecoderShape, align: usize) -> Vec<SegmentLayout> {
-    let t = shape.tp_size;
     let mut all = vec![embedding::layout(shape, align)];
     all.extend((0..shape.layers).map(|layer| block::layout(shape, layer, align)));
-    all.push(SegmentLayout::new("final_norm".into(), String::new(), t, align, |params| {
+    all.push(SegmentLayout::new("final_norm".into(), String::new(), shape, align, |params| {
         Norm::declare(params, FINAL_NORM, shape);
     }));
     if !shape.architecture.tied {
-        all.push(SegmentLayout::new("head".into(), String::new(), t, align, |params| {
+        all.push(SegmentLayout::new("head".into(), String::new(), shape, align, |params| {
             let (size, init) = ((shape.vocab, shape.hidden), shape.weight_init());
             params.add_padded(HEAD, size, shape.vocab_per_rank(), init);
         }));
@@ -132,17 +131,17 @@ fn plan_params(
     let mut rings: Vec<Option<Tensor>> = vec![None; shape.ring.buffers + 1];
     let longest = |slot: usize| {
         let users = segments.iter().zip(slots).filter(|(_, of)| **of == Some(slot));
-        users.map(|(s, _)| s.padded).max().unwrap_or(0)
+        users.map(|(s, _)| s.whole).max().unwrap_or(0)
     };
     let one = |(s, slot): (&SegmentLayout, &Option<usize>)| match *slot {
-        None => flat(&s.name, s.padded),
+        None => flat(&s.name, s.whole),
         Some(slot) => {
             let ring = rings[slot].get_or_insert_with(|| {
                 let of_blocks = slot < shape.ring.buffers;
                 let name = if of_blocks { format!("ring.{slot}") } else { "tables".to_owned() };
                 flat(&name, longest(slot))
             });
-            ring.slice(0..s.padded)
+            ring.slice(0..s.whole)
         }
     };
     segments.iter().zip(slots).map(one).collect()
@@ -162,7 +161,7 @@ impl DecoderShape {
     /// Number of parameters without padding, if layers with experts have `count` of them.
     fn parameters_with(&self, count: impl Fn(&ExpertsShape) -> usize) -> u64 {
         let few = Self { layers: 0, ..self.clone() };
-        let of = |s: &SegmentLayout| s.params.iter().map(|p| p.global_len() as u64).sum::<u64>();
+        let of = |s: &SegmentLayout| s.all_params().map(|p| p.global_len() as u64).sum::<u64>();
         let others: u64 = layouts(&few, 1).iter().map(of).sum();
         let blocks = self.block_forms().map(|BlockForm { layer, blocks }| {
             let own = of(&block::layout(self, layer, 1));
@@ -182,7 +181,7 @@ impl DecoderShape {
 }
 
 impl Decoder {
-    /// Elements of the longest segment of a rank, without padding.
+    /// Trained elements of the longest segment of a rank, without padding.
     pub fn longest_segment(shape: &DecoderShape) -> usize {
         let few = DecoderShape { layers: 0, ..shape.clone() };
         let others = layouts(&few, 1).into_iter().map(|s| s.len);
@@ -214,7 +213,7 @@ impl Decoder {
             let (layout, flat) = (segments[at].clone(), params[at]);
             let saved = shared.of_block(plan, shape, layer, &scratch);
             let router = RouterSlot::of_layer(plan, shape, loads.as_ref(), layer);
-            let params = BlockParams::cut(layout.of(flat), shape, layer);
+            let params = BlockParams::cut(layout.of(flat), shape, layer, &scratch);
             let table = shape.kind(layer).rope.as_ref().map(|rope| rotary.of(rope));
             Block { layer, params, layout, saved, scratch, router, table }
         };
@@ -432,7 +431,7 @@ impl Decoder {
         }
         self.normalize(dev, pass);
         let inputs = self.head_inputs();
-        let head = self.segments[self.segment(self.head())].of(buckets.head);
+        let head = self.segments[self.segment(self.head())].of_gradients(buckets.head);
         let d_table = if shape.architecture.tied {
             Embedding::cut(head, shape).tokens
         } else {
@@ -442,7 +441,8 @@ impl Decoder {
         self.head.loss_and_gradients(dev, shape, inputs, batch, loss, grads);
         let d_normed = region.sum(dev, grads.normed);
         let layout = &self.segments[self.segment(SegmentRole::FinalNorm)];
-        let grads = Norm::cut(layout.of(buckets.final_norm), FINAL_NORM, shape);
+        let grads = Norm::cut(layout.of_gradients(buckets.final_norm), FINAL_NORM, shape);
+        let grads = grads.with_transients(&self.scratch, shape);
         let x = self.x[pass.slot].input(shape.layers);
         let norm = AppliedNorm { norm: self.final_norm, x, stats: self.final_saved.stats };
         norm.backward(dev, d_normed, self.d_x(pass), false, grads);
@@ -478,7 +478,7 @@ impl Decoder {
         bucket: Tensor,
     ) {
         let layout = &self.segments[self.segment(SegmentRole::Embedding)];
-        let grads = Embedding::cut(layout.of(bucket), &self.shape);
+        let grads = Embedding::cut(layout.of_gradients(bucket), &self.shape);
         let d = OutputGradient { rows: self.d_x(pass), whole: self.scratch.d_branch };
         self.embedding.backward(dev, &self.shape, pass, batch, d, grads);
         self.shape.region().sum_replicated_grads(dev, layout.replicated(bucket));

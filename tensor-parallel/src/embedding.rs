@@ -26,7 +26,7 @@ pub(crate) struct OutputGradient {
 
 /// Layout of the embedding's parameters.
 pub(crate) fn layout(shape: &DecoderShape, align: usize) -> SegmentLayout {
-    SegmentLayout::new("embedding".into(), String::new(), shape.tp_size, align, |params| {
+    SegmentLayout::new("embedding".into(), String::new(), shape, align, |params| {
         let (c, init) = (shape.hidden, shape.weight_init());
         params.add_padded("wte", (shape.vocab, c), shape.vocab_per_rank(), init);
         if shape.architecture.learned_positions {
@@ -101,13 +101,20 @@ impl Embedding {
         grads: Self,
     ) {
         let OutputGradient { rows: d, whole } = d;
+        let (d_table, positions) = (grads.tokens, grads.positions.filter(|d| !d.is_empty()));
+        if d_table.is_empty() && positions.is_none() {
+            return; // both tables are frozen
+        }
         let dropout = pass.dropout(shape, LAYER, 0, pass.first_row(dev, shape));
         if dropout.p > 0.0 {
             dev.submit(Compute, Op::Dropout { x: d, y: d, dropout, scale: 1.0 });
         }
-        if let Some(d_table) = grads.positions {
+        if let Some(d_table) = positions {
             let (first_row, starts) = Self::first_position(dev, shape, pass);
             dev.submit(Compute, Op::PositionsBackward { d_y: d, first_row, starts, d_table });
+        }
+        if d_table.is_empty() {
+            return;
         }
         let region = shape.region();
         let d_y = match whole {
@@ -119,7 +126,6 @@ impl Embedding {
             _ => d,
         };
         let (tokens, order, shard) = (batch.tokens, batch.order, shape.vocab_shard(dev));
-        let d_table = grads.tokens;
         if !shape.architecture.tied {
             dev.submit(Compute, Op::Zero { x: d_table });
         }

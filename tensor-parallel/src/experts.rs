@@ -395,7 +395,10 @@ impl AppliedExperts {
         let input_gradient = |d_y, d_x, weights| {
             dev.submit(Compute, Op::grouped_input_gradient(weights, offsets, d_y, d_x));
         };
-        let weight_gradient = |d_y, x, grads| {
+        let weight_gradient = |d_y, x, grads: ExpertWeights| {
+            if grads.all.is_empty() {
+                return; // they are frozen
+            }
             dev.submit(Compute, Op::grouped_weight_gradient(grads, offsets, d_y, x));
         };
         if branch.recomputes {
@@ -426,7 +429,9 @@ impl AppliedExperts {
         dev.wait(Compute, branch.whole);
         let [own_d_logits, own_normed] =
             [d_logits, branch.normed].map(|t| branch.region.rows(dev, t));
-        dev.submit(Compute, Op::product(own_d_logits.t(), own_normed, grads.router));
+        if !grads.router.is_empty() {
+            dev.submit(Compute, Op::product(own_d_logits.t(), own_normed, grads.router));
+        }
         self.gather_rows(dev, branch.normed);
         weight_gradient(d_pre, sorted, grads.gate_up);
         dev.wait(Compute, summed);

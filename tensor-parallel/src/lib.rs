@@ -17,7 +17,7 @@
 //! 3. `block`: attention and MLP between norms, forward and backward; `branch`: buffers of both
 //!    halves;
 //! 4. `attention`, `rotary`, `mlp`, `experts`, `norm`: the parts of a block; `mlp_layer`: an MLP or
-//!    experts; `linear`: the matmuls with its weights;
+//!    experts; `linear`: the matmuls with its weights; `adapter`: low-rank adapters of linears;
 //! 5. `region`: the collectives inside a layer;
 //! 6. `embedding`, `loss`: the first and the last layer, split over the vocabulary;
 //! 7. `activation_checkpoints`: saved inputs of blocks for recomputation, and their place;
@@ -30,6 +30,7 @@
 
 mod activation_checkpoints;
 mod activation_tiers;
+mod adapter;
 mod attention;
 mod block;
 mod block_activations;
@@ -51,11 +52,12 @@ mod rotary;
 mod shape;
 
 pub use activation_tiers::{ActivationTiers, Tier, TierCounts};
+pub use adapter::{AdapterShape, AdapterTargets};
 pub use decoder::{Decoder, HeadBuckets, SegmentRole};
 pub use host_activations::ActivationCopies;
 pub use kv_cache::{KvCache, NewTokens};
 pub use loss::LossTensors;
-pub use params::{Init, Param, Run, SegmentLayout, Split};
+pub use params::{Init, Param, Run, SegmentLayout, Split, TrainedParams};
 pub use rotary::{Rope, RopeScaling};
 pub use shape::{
     Architecture, Balance, BatchTensors, CheckpointHome, DecoderShape, ExpertsShape, LayerKind,

@@ -2,6 +2,7 @@
 //! type, or fp8 with current scaling per tensor: E4M3 for inputs and weights, E5M2 for gradients
 //! (arXiv 2209.05433).
 
+use crate::adapter::Adapter;
 use crate::shape::DecoderShape;
 use device::{Arena, Device, Dtype, Epilogue, Lane::Compute, MAXIMA, Op, Plan, Tensor};
 
@@ -24,11 +25,22 @@ pub(crate) struct Fp8Linear {
     operands: Fp8Operands,
 }
 
-/// A linear, y = x weight' (+ bias), and the operands of its fp8 matmuls, if any.
+/// A linear, y = x weight' (+ bias), with its adapters and the operands of its fp8 matmuls, if any.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Linear {
     pub(crate) weight: Tensor, // (n, k)
+    pub(crate) adapter: Option<Adapter>,
     pub(crate) fp8: Option<Fp8Linear>,
+}
+
+/// The gradients of a linear.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinearGrads {
+    /// (n, k); a frozen weight's gradient has no elements.
+    pub(crate) weight: Tensor,
+    /// (n): sums of the columns of the output's gradient.
+    pub(crate) bias: Option<Tensor>,
+    pub(crate) adapter: Option<Adapter>,
 }
 
 impl Fp8Operands {
@@ -110,6 +122,24 @@ impl Linear {
         epilogue: Epilogue,
         bias: Option<Tensor>,
     ) {
+        let Some(adapter) = self.adapter else {
+            return self.base_forward(dev, x, y, epilogue, bias);
+        };
+        self.base_forward(dev, x, y, Epilogue::None, bias);
+        adapter.forward(dev, x, y);
+        follow(dev, epilogue, x, y);
+    }
+
+    /// [`forward`](Self::forward) without adapters.
+    #[track_caller]
+    fn base_forward(
+        self,
+        dev: &Device,
+        x: Tensor,
+        y: Tensor,
+        epilogue: Epilogue,
+        bias: Option<Tensor>,
+    ) {
         let Some(Fp8Linear { input, weight, operands: fp8 }) = self.fp8 else {
             let (b, add) = (self.weight.t(), false);
             dev.submit(Compute, Op::Gemm { a: x, b, c: y, bias, add, epilogue });
@@ -125,6 +155,17 @@ impl Linear {
     /// Computes d_x (m, k) = d (m, n) weight, then the epilogue.
     #[track_caller]
     pub(crate) fn input_gradient(self, dev: &Device, d: Tensor, d_x: Tensor, epilogue: Epilogue) {
+        let Some(adapter) = self.adapter else {
+            return self.base_input_gradient(dev, d, d_x, epilogue);
+        };
+        self.base_input_gradient(dev, d, d_x, Epilogue::None);
+        adapter.input_gradient(dev, d, d_x);
+        follow(dev, epilogue, d, d_x);
+    }
+
+    /// [`input_gradient`](Self::input_gradient) without adapters.
+    #[track_caller]
+    fn base_input_gradient(self, dev: &Device, d: Tensor, d_x: Tensor, epilogue: Epilogue) {
         let Some(Fp8Linear { weight, operands: fp8, .. }) = self.fp8 else {
             dev.submit(Compute, Op::product_with(d, self.weight, d_x, epilogue));
             return;
@@ -141,18 +182,18 @@ impl Linear {
         follow(dev, epilogue, d, d_x);
     }
 
-    /// Computes d_weight (n, k) = d' x, and `d_bias` (n), the sums of d's columns. Call it after
+    /// Computes `grads` from d (m, n) and x (m, k): d_weight (n, k) = d' x. Call it after
     /// [`input_gradient`](Self::input_gradient) of the same d, before that of another d.
     #[track_caller]
-    pub(crate) fn weight_gradient(
-        self,
-        dev: &Device,
-        d: Tensor,
-        x: Tensor,
-        d_weight: Tensor,
-        d_bias: Option<Tensor>,
-    ) {
-        let sums = Epilogue::row_sums(d_bias);
+    pub(crate) fn weight_gradient(self, dev: &Device, d: Tensor, x: Tensor, grads: LinearGrads) {
+        let LinearGrads { weight: d_weight, bias, adapter } = grads;
+        if let (Some(adapter), Some(grads)) = (self.adapter, adapter) {
+            adapter.weight_gradient(dev, d, x, grads);
+        }
+        let sums = Epilogue::row_sums(bias);
+        if d_weight.is_empty() {
+            return follow(dev, sums, d.t(), d_weight);
+        }
         let Some(Fp8Linear { input, operands: fp8, .. }) = self.fp8 else {
             dev.submit(Compute, Op::product_with(d.t(), x, d_weight, sums));
             return;

@@ -18,7 +18,8 @@ pub(crate) struct Head {
     loss: Tensor, // (1) F64: loss of a run after the first run
 }
 
-/// Inputs of the output layer, or their gradients: normed input (B T, C) and table (V/t, C).
+/// Inputs of the output layer, or their gradients: normed input (B T, C) and table (V/t, C). The
+/// gradient of a frozen table has no elements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadInputs {
     pub(crate) normed: Tensor,
@@ -119,6 +120,9 @@ impl Head {
             let d_logits = head.logits;
             let d_normed = grads.normed.rows(run.clone());
             dev.submit(Compute, Op::product(d_logits, inputs.table, d_normed));
+            if grads.table.is_empty() {
+                continue; // it is frozen
+            }
             let (a, c, add) = (d_logits.t(), grads.table, run.start > 0);
             let epilogue = Epilogue::None;
             dev.submit(Compute, Op::Gemm { a, b: normed, c, bias: None, add, epilogue });

@@ -1,7 +1,8 @@
 //! The MLP: a column-parallel linear, GELU or a gate (SwiGLU, GEGLU), a row-parallel linear.
 
+use crate::adapter::{self, Adapter};
 use crate::branch::{Branch, Scratch};
-use crate::linear::{Fp8Linear, Linear};
+use crate::linear::{Fp8Linear, Linear, LinearGrads};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::Region;
 use crate::shape::DecoderShape;
@@ -23,7 +24,14 @@ pub(crate) struct Mlp {
     fc_bias: Option<Tensor>, // (F/t)
     proj_weight: Tensor,     // (C, F/t)
     pub(crate) proj_bias: Option<Tensor>, // (C), added after the sum over the ranks
+    fc_adapter: Option<Adapter>,
+    proj_adapter: Option<Adapter>,
 }
+
+/// Names of the linears: of an MLP without a gate, of one with a gate, and of both.
+const FC: [&str; 1] = ["mlp.fc"];
+const GATE_UP: [&str; 2] = ["mlp.gate", "mlp.up"];
+const PROJ: [&str; 1] = ["mlp.proj"];
 
 impl MlpActivations {
     pub(crate) fn plan(
@@ -69,25 +77,39 @@ impl Mlp {
             params.add("mlp.gate.weight", (f, c), Split::Rows, shape.weight_init());
             params.add("mlp.up.weight", (f, c), Split::Rows, shape.weight_init());
             params.add("mlp.proj.weight", (c, f), Split::Columns, shape.residual_init());
+            adapter::declare(params, shape, &GATE_UP.map(|part| (part, f, Split::Rows)), c);
         } else {
             params.add("mlp.fc.weight", (f, c), Split::Rows, shape.weight_init());
             params.add_vector("mlp.fc.bias", f, Split::Rows, zero);
             params.add("mlp.proj.weight", (c, f), Split::Columns, shape.residual_init());
             params.add_vector("mlp.proj.bias", c, Split::Replicated, zero);
+            adapter::declare(params, shape, &FC.map(|part| (part, f, Split::Rows)), c);
         }
+        adapter::declare(params, shape, &PROJ.map(|part| (part, c, Split::Columns)), f);
     }
 
-    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape) -> Self {
+    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, scratch: &Scratch) -> Self {
+        let of = |parts: &[&str]| Adapter::cut(flat, shape, parts, scratch.adapters);
+        let proj_adapter = of(&PROJ);
         let proj_weight = flat.get("mlp.proj", "weight");
         if shape.architecture.gate.is_some() {
-            let fc_weight = flat.joined(&["mlp.gate", "mlp.up"], "weight");
-            return Self { fc_weight, fc_bias: None, proj_weight, proj_bias: None };
+            let fc_weight = flat.joined(&GATE_UP, "weight");
+            return Self {
+                fc_weight,
+                fc_bias: None,
+                proj_weight,
+                proj_bias: None,
+                fc_adapter: of(&GATE_UP),
+                proj_adapter,
+            };
         }
         Self {
             fc_weight: flat.get("mlp.fc", "weight"),
-            fc_bias: Some(flat.get("mlp.fc", "bias")),
+            fc_bias: flat.get_trained("mlp.fc", "bias"),
             proj_weight,
-            proj_bias: Some(flat.get("mlp.proj", "bias")),
+            proj_bias: flat.get_trained("mlp.proj", "bias"),
+            fc_adapter: of(&FC),
+            proj_adapter,
         }
     }
 
@@ -111,11 +133,11 @@ impl Mlp {
     }
 
     const fn fc(&self, saved: MlpActivations) -> Linear {
-        Linear { weight: self.fc_weight, fp8: saved.fc }
+        Linear { weight: self.fc_weight, adapter: self.fc_adapter, fp8: saved.fc }
     }
 
     const fn proj(&self, saved: MlpActivations) -> Linear {
-        Linear { weight: self.proj_weight, fp8: saved.proj }
+        Linear { weight: self.proj_weight, adapter: self.proj_adapter, fp8: saved.proj }
     }
 
     /// Computes the row-parallel linear: `partial` (B T, C), to be summed over the ranks.
@@ -155,11 +177,13 @@ impl Mlp {
             d
         };
         let d_bias = Region::with_weight(dev, grads.proj_bias);
-        proj.weight_gradient(dev, d_sum, saved.act, grads.proj_weight, d_bias);
+        let (weight, adapter) = (grads.proj_weight, grads.proj_adapter);
+        proj.weight_gradient(dev, d_sum, saved.act, LinearGrads { weight, bias: d_bias, adapter });
         fc.input_gradient(dev, d_pre, branch.d_normed, Epilogue::None);
         let summed = branch.region.start_sum(dev, branch.d_normed);
         dev.wait(Compute, branch.whole);
-        fc.weight_gradient(dev, d_pre, branch.normed, grads.fc_weight, grads.fc_bias);
+        let (weight, bias, adapter) = (grads.fc_weight, grads.fc_bias, grads.fc_adapter);
+        fc.weight_gradient(dev, d_pre, branch.normed, LinearGrads { weight, bias, adapter });
         dev.wait(Compute, summed);
     }
 }

@@ -41,10 +41,11 @@ impl MlpLayer {
         flat: FlatBuffer<'_>,
         shape: &DecoderShape,
         experts: Option<ExpertsShape>,
+        scratch: &Scratch,
     ) -> Self {
         match experts {
             Some(experts) => Self::Sparse(Experts::cut(flat, shape, &experts)),
-            None => Self::Dense(Mlp::cut(flat, shape)),
+            None => Self::Dense(Mlp::cut(flat, shape, scratch)),
         }
     }
 

@@ -87,6 +87,12 @@ impl Norm {
         Self { gain: flat.get(name, "weight"), bias, epsilon, offset }
     }
 
+    /// The gradients, with transients in the place of those of frozen vectors.
+    pub(crate) fn with_transients(self, scratch: &Scratch, shape: &DecoderShape) -> Self {
+        let of = |d, number| scratch.gradient(d, shape.hidden, number);
+        Self { gain: of(self.gain, 0), bias: self.bias.map(|bias| of(bias, 1)), ..self }
+    }
+
     /// Computes x (rows, C) -> `saved.normed` (B T, C), gathered. It is complete at
     /// `record(Compute)`.
     pub(crate) fn forward(&self, dev: &Device, region: Region, x: Tensor, saved: NormActivations) {

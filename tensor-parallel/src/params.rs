@@ -3,11 +3,38 @@
 //! A segment (the embedding, one block, the final norm) is one flat run of parameters; its
 //! gradients have the same layout. The order is: matrices, then sharded vectors, then replicated
 //! vectors. So the elements with weight decay are a prefix, and the elements that a rank counts are
-//! a prefix with at most one hole.
+//! a prefix with at most one hole. Frozen parameters follow after all that are trained. They have no
+//! gradient, and the optimizer has no state of them.
 
+use crate::adapter::{AdapterShape, is_factor};
+use crate::shape::DecoderShape;
 use device::Tensor;
 use device::numerics::CountedRange;
 use std::ops::Range;
+use std::sync::Arc;
+
+/// The parameters that a run trains.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub enum TrainedParams {
+    /// All parameters.
+    #[default]
+    All,
+    /// All parameters but those with these names, which are sorted.
+    AllBut(Arc<[String]>),
+    /// The factors of these adapters alone. Only then a model has adapters.
+    Adapters(AdapterShape),
+}
+
+impl TrainedParams {
+    /// Whether the parameter with the global name `name` is trained.
+    pub fn contains(&self, name: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Adapters(_) => is_factor(name),
+            Self::AllBut(frozen) => frozen.binary_search_by(|one| one.as_str().cmp(name)).is_err(),
+        }
+    }
+}
 
 /// The split of a global (rows, columns) tensor over t ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,7 +80,7 @@ pub struct Param {
     pub split: Split,
     /// Initial values.
     pub init: Init,
-    /// Elements in the segment's flat buffer.
+    /// Elements in the segment's flat buffer of parameters.
     pub range: Range<usize>,
 }
 
@@ -130,17 +157,21 @@ pub struct SegmentLayout {
     pub name: String,
     /// Prefix of the parameters' names: `h.3.`.
     prefix: String,
-    /// Parameters in the order of their ranges, without gaps.
+    /// Trained parameters in the order of their ranges, without gaps.
     pub params: Vec<Param>,
-    /// Number of leading elements with weight decay (matrices).
+    /// Frozen parameters in the order of their ranges, which begin at `padded`, without gaps.
+    pub frozen: Vec<Param>,
+    /// Number of leading elements with weight decay (trained matrices).
     pub decayed: usize,
-    /// Number of leading elements up to the last one that is split over the ranks; the rest is
-    /// replicated. A replicated matrix may stand before it.
+    /// Number of leading elements up to the last trained one that is split over the ranks; the
+    /// other trained ones are replicated. A replicated matrix may stand before it.
     pub sharded: usize,
-    /// Number of elements with parameters.
+    /// Number of trained elements.
     pub len: usize,
-    /// Length of the flat buffer in elements.
+    /// Length of the flat buffer of gradients in elements.
     pub padded: usize,
+    /// Length of the flat buffer of parameters in elements.
+    pub whole: usize,
 }
 
 /// The parameters of a segment, in the order of their declaration.
@@ -196,24 +227,44 @@ impl ParamDeclarations {
 
 impl SegmentLayout {
     /// Lays out the parameters that `declare` declares, with `prefix` before each name. A rank has
-    /// one of `t` parts, and the flat length is a multiple of `align`.
+    /// one of `shape.tp_size` parts, and the flat lengths are multiples of `align`.
     pub(crate) fn new(
         name: String,
         prefix: String,
-        t: usize,
+        shape: &DecoderShape,
         align: usize,
         declare: impl FnOnce(&mut ParamDeclarations),
     ) -> Self {
-        let mut declared = ParamDeclarations { t, prefix, params: Vec::new() };
+        let mut declared = ParamDeclarations { t: shape.tp_size, prefix, params: Vec::new() };
         declare(&mut declared);
-        let ParamDeclarations { prefix, mut params, .. } = declared;
+        declared.lay_out(name, &shape.trained, align)
+    }
+}
+
+impl ParamDeclarations {
+    /// Lays out the declared parameters.
+    fn lay_out(self, name: String, trained: &TrainedParams, align: usize) -> SegmentLayout {
+        let Self { prefix, mut params, .. } = self;
         // A stable sort keeps the order of declaration within each kind.
         params.sort_by_key(|param| match (param.split, param.is_vector) {
-            (Split::Replicated, true) => 2,
-            (_, true) => 1,
+            (Split::Replicated, true) => 3,
+            (_, true) => 2,
+            // All replicated factors are one run, which the ranks sum at once.
+            (Split::Replicated, false) if is_factor(&param.name) => 1,
             (_, false) => 0,
         });
-        let mut layout = Self { name, prefix, params, decayed: 0, sharded: 0, len: 0, padded: 0 };
+        let (params, frozen) = params.into_iter().partition(|param| trained.contains(&param.name));
+        let mut layout = SegmentLayout {
+            name,
+            prefix,
+            params,
+            frozen,
+            decayed: 0,
+            sharded: 0,
+            len: 0,
+            padded: 0,
+            whole: 0,
+        };
         for param in &mut layout.params {
             param.range = layout.len..layout.len + param.local.0 * param.local.1;
             layout.len = param.range.end;
@@ -230,7 +281,25 @@ impl SegmentLayout {
             }
         }
         layout.padded = layout.len.next_multiple_of(align);
+        layout.whole = layout.padded;
+        for param in &mut layout.frozen {
+            param.range = layout.whole..layout.whole + param.local.0 * param.local.1;
+            layout.whole = param.range.end;
+        }
+        layout.whole = layout.whole.next_multiple_of(align);
         layout
+    }
+}
+
+impl SegmentLayout {
+    /// All parameters: the trained ones, then the frozen ones.
+    pub fn all_params(&self) -> impl Iterator<Item = &Param> {
+        self.params.iter().chain(&self.frozen)
+    }
+
+    /// All parameters of the model itself, without adapters.
+    pub fn base_params(&self) -> impl Iterator<Item = &Param> {
+        self.all_params().filter(|param| !is_factor(&param.name))
     }
 
     /// The elements of the flat buffer that rank `tp` counts. If several ranks hold an element,
@@ -252,13 +321,19 @@ impl SegmentLayout {
         counted
     }
 
-    /// A flat buffer with this layout, to cut out parameters or gradients by name.
+    /// A flat buffer of parameters with this layout, to cut out parameters by name.
     pub(crate) const fn of(&self, flat: Tensor) -> FlatBuffer<'_> {
-        FlatBuffer { layout: self, flat }
+        FlatBuffer { layout: self, flat, len: self.whole }
     }
 
-    /// The replicated tail of a flat buffer. It lacks a replicated matrix before a sharded
-    /// parameter.
+    /// A flat buffer of gradients with this layout. The gradient of a frozen parameter has no
+    /// elements, and nothing computes it.
+    pub(crate) const fn of_gradients(&self, flat: Tensor) -> FlatBuffer<'_> {
+        FlatBuffer { layout: self, flat, len: self.len }
+    }
+
+    /// The replicated tail of a flat buffer of gradients. It lacks a replicated matrix before a
+    /// sharded parameter.
     pub(crate) fn replicated(&self, flat: Tensor) -> Tensor {
         flat.slice(self.sharded..self.len)
     }
@@ -269,12 +344,24 @@ impl SegmentLayout {
 pub(crate) struct FlatBuffer<'a> {
     layout: &'a SegmentLayout,
     flat: Tensor,
+    /// Number of elements, without padding at the end. The buffer has no parameter after them.
+    len: usize,
 }
 
 impl FlatBuffer<'_> {
     /// The tensor with the name `part.own`: (local rows, local columns); a vector is one row.
     pub(crate) fn get(self, part: &str, own: &str) -> Tensor {
         self.cut(self.param_of(part, own))
+    }
+
+    /// Rows of the weight of `part` that this rank holds.
+    pub(crate) fn local_rows(self, part: &str) -> usize {
+        self.param_of(part, "weight").local.0
+    }
+
+    /// As [`get`](Self::get), but `None` for the gradient of a frozen parameter.
+    pub(crate) fn get_trained(self, part: &str, own: &str) -> Option<Tensor> {
+        Some(self.get(part, own)).filter(|tensor| !tensor.is_empty())
     }
 
     /// The tensors of several parts as one tensor with all their rows. The parts must be adjacent.
@@ -295,7 +382,7 @@ impl FlatBuffer<'_> {
     pub(crate) fn run_of(self, whose: &str, is: impl Fn(&str) -> bool) -> Tensor {
         let name = &self.layout.name;
         let mut range: Option<Range<usize>> = None;
-        for param in &self.layout.params {
+        for param in self.layout.all_params() {
             if !param.name.strip_prefix(&self.layout.prefix).is_some_and(&is) {
                 continue;
             }
@@ -305,7 +392,13 @@ impl FlatBuffer<'_> {
             range = Some(start..param.range.end);
         }
         let range = range.unwrap_or_else(|| unreachable!("{name} has no {whose}"));
-        self.flat.slice(range)
+        self.elements(range)
+    }
+
+    /// Elements `range` of the buffer as one row: no elements if they are frozen parameters and the
+    /// buffer has gradients.
+    fn elements(&self, range: Range<usize>) -> Tensor {
+        if range.end > self.len { self.flat.slice(0..0) } else { self.flat.slice(range) }
     }
 
     /// The tensor with the name `name`, without a part.
@@ -323,7 +416,7 @@ impl FlatBuffer<'_> {
     /// every step calls it.
     fn param(&self, whose: &str, is: impl Fn(&str) -> bool) -> &Param {
         let picked = |param: &&Param| param.name.strip_prefix(&self.layout.prefix).is_some_and(&is);
-        self.layout.params.iter().find(picked).unwrap_or_else(|| {
+        self.layout.all_params().find(picked).unwrap_or_else(|| {
             unreachable!("{} declares what it cuts, and has no `{whose}`", self.layout.name)
         })
     }
@@ -334,8 +427,8 @@ impl FlatBuffer<'_> {
 
     /// Shapes `range` as `rows` rows with the columns of `like`; a vector is one row.
     fn shaped(&self, range: Range<usize>, rows: usize, like: &Param) -> Tensor {
-        let t = self.flat.slice(range);
-        if like.is_vector { t } else { t.reshape(rows, like.local.1) }
+        let t = self.elements(range);
+        if like.is_vector || t.is_empty() { t } else { t.reshape(rows, like.local.1) }
     }
 }
 
@@ -343,6 +436,21 @@ impl FlatBuffer<'_> {
 mod tests {
     use super::*;
     use device::{Arena, Dtype, Plan};
+
+    /// The layout of what `declare` declares, all trained, on one of `t` ranks.
+    fn laid_out(t: usize, declare: impl FnOnce(&mut ParamDeclarations)) -> SegmentLayout {
+        laid_out_with(t, &TrainedParams::All, declare)
+    }
+
+    fn laid_out_with(
+        t: usize,
+        trained: &TrainedParams,
+        declare: impl FnOnce(&mut ParamDeclarations),
+    ) -> SegmentLayout {
+        let mut declared = ParamDeclarations { t, prefix: "s.".into(), params: Vec::new() };
+        declare(&mut declared);
+        declared.lay_out("s".into(), trained, 64)
+    }
 
     /// Asserts that all ranks' runs together cover the global tensor exactly once.
     fn covers(param: &Param, t: usize) {
@@ -361,7 +469,7 @@ mod tests {
     #[test]
     fn the_parts_of_all_ranks_are_the_whole() {
         for t in [1, 2, 4] {
-            let segment = SegmentLayout::new("s".into(), "s.".into(), t, 64, |p| {
+            let segment = laid_out(t, |p| {
                 p.add_vector("norm.gain", 8, Split::Replicated, Init::Constant(1.0));
                 p.add_vector("qkv.bias", 3 * 16, Split::ThreeRows, Init::Constant(0.0));
                 p.add("qkv.weight", (3 * 16, 8), Split::ThreeRows, Init::Normal(0.02));
@@ -402,7 +510,7 @@ mod tests {
     #[test]
     fn a_replicated_matrix_decays_and_only_the_first_rank_counts_it() {
         let (t, shared) = (4, Split::SharedRows { ranks: 2 });
-        let segment = SegmentLayout::new("s".into(), "s.".into(), t, 64, |p| {
+        let segment = laid_out(t, |p| {
             p.add_vector("norm.gain", 8, Split::Replicated, Init::Constant(1.0));
             p.add("up", (16, 8), Split::Rows, Init::Normal(0.02));
             p.add("q", (16, 8), Split::Rows, Init::Normal(0.02));
@@ -429,5 +537,35 @@ mod tests {
         assert_eq!((counted[1].end, counted[1].hole), (range("k_norm").start, hole(kv.clone())));
         assert_eq!((counted[2].end, counted[2].hole), (range("norm.gain").start, hole(router)));
         assert_eq!((counted[3].end, counted[3].hole), (counted[1].end, hole(kv)));
+    }
+
+    /// The second of three matrices and one of two vectors are frozen.
+    #[test]
+    fn frozen_parameters_follow_the_trained_ones_and_their_gradients_have_no_elements() {
+        let frozen =
+            TrainedParams::AllBut(["s.norm.weight", "s.up.weight"].map(String::from).into());
+        let segment = laid_out_with(1, &frozen, |p| {
+            p.add_vector("norm.weight", 8, Split::Replicated, Init::Constant(1.0));
+            p.add("gate.weight", (16, 8), Split::Rows, Init::Normal(0.02));
+            p.add("up.weight", (16, 8), Split::Rows, Init::Normal(0.02));
+            p.add("proj.weight", (8, 16), Split::Columns, Init::Normal(0.02));
+            p.add_vector("proj.bias", 8, Split::Replicated, Init::Constant(0.0));
+        });
+        let names = |params: &[Param]| params.iter().map(|p| p.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&segment.params), ["s.gate.weight", "s.proj.weight", "s.proj.bias"]);
+        assert_eq!(names(&segment.frozen), ["s.up.weight", "s.norm.weight"]);
+        let SegmentLayout { decayed, sharded, len, padded, whole, .. } = segment;
+        assert_eq!([decayed, sharded, len, padded, whole], [256, 256, 264, 320, 512]);
+        assert_eq!(segment.counted(0), CountedRange::first(264));
+        let (mut plan, at) = (Plan::default(), (Arena::Device, "test"));
+        let flat = plan.tensor(at, "flat", Dtype::F32, (1, whole));
+        let bucket = plan.tensor(at, "bucket", Dtype::F32, (1, padded));
+        assert_eq!(segment.of(flat).get("up", "weight").range(), flat.slice(320..448).range());
+        let grads = segment.of_gradients(bucket);
+        assert!(
+            grads.get("up", "weight").is_empty() && grads.get_trained("norm", "weight").is_none()
+        );
+        assert_eq!(grads.get("proj", "weight").range(), bucket.slice(128..256).range());
+        assert_eq!(grads.get_trained("proj", "bias").map(Tensor::len), Some(8));
     }
 }

@@ -91,7 +91,7 @@ impl Region {
     /// tokens. Compute waits for the sum.
     #[track_caller]
     pub(crate) fn sum_replicated_grads(self, dev: &Device, grads: Tensor) {
-        if self.sequence {
+        if self.sequence && !grads.is_empty() {
             sum_over_ranks(dev, grads, Reduction::Sum);
         }
     }

@@ -1,7 +1,7 @@
 //! The shape of a model, split over the ranks of a group, and the settings of a micro-batch.
 
 use crate::activation_tiers::ActivationTiers;
-use crate::params::Init;
+use crate::params::{Init, TrainedParams};
 use crate::region::Region;
 use crate::rotary::Rope;
 use device::{Device, Dropout, Dtype, Gate, Heads, Scores, Tensor, VocabShard, random};
@@ -257,6 +257,8 @@ pub struct DecoderShape {
     pub dropout: f32,
     /// Standard deviation of the initial weights.
     pub init_std: f64,
+    /// The parameters that are trained.
+    pub trained: TrainedParams,
 }
 
 /// The parameters that stay on the device between their uses. The host has the other parameters,
@@ -385,6 +387,12 @@ impl DecoderShape {
             Some(Gate::Gelu) => "geglu",
             None => "gelu",
         }
+    }
+
+    /// Elements of the longest gradient of norms that no parameter takes, because it is frozen.
+    pub(crate) fn longest_norm(&self) -> usize {
+        let of_heads = self.heads_width() + self.kv_per_rank() * self.head_dim;
+        of_heads.max(2 * self.head_dim).max(2 * self.hidden)
     }
 
     /// Columns of the widest tensor with row sums. Computed for `tp_size` 1, so it does not depend

@@ -91,7 +91,7 @@ pub struct PassResult {
     pub logits: Vec<f64>,
     /// Mean loss over all tokens.
     pub loss: f64,
-    /// Gradients of whole tensors by name: the mean over data-parallel ranks.
+    /// Gradients of whole trained tensors by name: the mean over data-parallel ranks.
     pub grads: BTreeMap<String, Vec<f64>>,
     /// [`Decoder::expert_loads`] of the first rank; empty without experts.
     pub expert_loads: Vec<f64>,
@@ -210,8 +210,8 @@ impl Handles {
         let Rank { tp, tp_size, dp, .. } = dev.rank();
         let write = |t, value: &dyn Fn(usize) -> f64| dev.write(t, &|i| value(i)).expect("written");
         for (index, layout) in self.gpt.segments().iter().enumerate() {
-            let mut flat = vec![0.0; layout.padded];
-            for param in &layout.params {
+            let mut flat = vec![0.0; layout.whole];
+            for param in layout.all_params() {
                 let whole = (given.param)(&param.name);
                 for run in param.runs(tp, tp_size) {
                     let local = param.range.start + run.local.start;

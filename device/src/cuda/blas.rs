@@ -19,7 +19,7 @@ const SIDE: usize = 64;
 const PART: u64 = (SIDE * SIDE * 4) as u64;
 
 const fn square(dtype: Dtype, transposed: bool) -> Operand {
-    Operand { dtype, rows: SIDE, cols: SIDE, transposed, align: 256 }
+    Operand { dtype, rows: SIDE, cols: SIDE, stride: SIDE, transposed, align: 256 }
 }
 
 /// A shape of each kind of matmul: by type, transposition, bias, fp32 output, and epilogue. bf16
@@ -378,6 +378,6 @@ fn operand(t: Tensor, at: u64) -> Operand {
     let (rows, cols) = t.shape();
     // The stored shape: a transposed view is stored the other way round.
     let (rows, cols) = if t.is_transposed() { (cols, rows) } else { (rows, cols) };
-    let align = alignment(at);
-    Operand { dtype: t.dtype(), rows: cols, cols: rows, transposed: t.is_transposed(), align }
+    let (align, dtype, transposed) = (alignment(at), t.dtype(), t.is_transposed());
+    Operand { dtype, rows: cols, cols: rows, stride: t.stride(), transposed, align }
 }

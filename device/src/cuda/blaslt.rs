@@ -144,7 +144,7 @@ struct Layout(sys::cublasLtMatrixLayout_t);
 impl Layout {
     fn new(operand: &Operand) -> Result<Self, String> {
         let (rows, cols) = (operand.rows as u64, operand.cols as u64);
-        let (mut raw, ld) = (std::ptr::null_mut(), operand.rows.max(1) as i64);
+        let (mut raw, ld) = (std::ptr::null_mut(), operand.stride.max(1) as i64);
         call!(cublasLtMatrixLayoutCreate(&raw mut raw, data_type(operand.dtype)?, rows, cols, ld))?;
         Ok(Self(raw))
     }

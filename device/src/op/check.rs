@@ -1,7 +1,7 @@
 //! Checks an op independently of other ops: its lane, shapes and types.
 
 use crate::op::{Family, MAXIMA, Product};
-use crate::{Arena, Dtype, HeadNorm, Heads, Lane, Op, Scores, Tensor, WidthNorm};
+use crate::{Arena, Dtype, Epilogue, HeadNorm, Heads, Lane, Op, Scores, Tensor, WidthNorm};
 
 impl Op {
     /// The lanes that accept this op.
@@ -38,10 +38,15 @@ impl Op {
                 separate_op.map_or(Ok(()), |op| op.check(lane))
             });
         }
-        let mut transposed = false;
-        self.accesses(&mut |_, t| transposed |= t.is_transposed());
+        let (mut transposed, mut window) = (false, false);
+        self.accesses(&mut |_, t| {
+            transposed |= t.is_transposed();
+            window |= t.is_window();
+        });
         if transposed {
             Err("only a GEMM reads a transposed view".into())
+        } else if window {
+            Err("only a GEMM reads or writes a window of columns".into())
         } else {
             self.check_shapes()
         }
@@ -222,6 +227,10 @@ impl Product {
         let bias_fits = bias.is_none_or(|b| b.len() == n && !b.is_transposed());
         if k != k2 || c.shape() != (m, n) || c.is_transposed() || !bias_fits {
             return Err(format!("({m}, {k}) times ({k2}, {n}) is not {:?}", c.shape()));
+        }
+        let has_window = [a, b, c].into_iter().any(Tensor::is_window);
+        if has_window && (self.scales.is_some() || self.epilogue != Epilogue::None) {
+            return Err("a matmul with windows of columns has no scales and no epilogue".into());
         }
         self.scales.map_or(Ok(()), |scales| self.check_scaled(scales))
     }

@@ -146,13 +146,13 @@ impl Memory {
     pub(crate) fn view(&self, t: Tensor) -> View<'_> {
         // SAFETY: in bounds (`at`), aligned (plans align to 256, slices step by whole elements),
         // and no one writes it meanwhile (see `Send`).
-        unsafe { view(self.at(t), t.dtype(), t.len()) }
+        unsafe { view(self.at(t), t.dtype(), t.span().len()) }
     }
 
     /// A view for writing a range. Callers form it once per declared range of the running op.
     pub(crate) fn view_mut(&self, t: Tensor) -> ViewMut<'_> {
         // SAFETY: as in `view`; and no other thread reads or writes it meanwhile.
-        unsafe { view_mut(self.at(t), t.dtype(), t.len()) }
+        unsafe { view_mut(self.at(t), t.dtype(), t.span().len()) }
     }
 
     /// The bytes of a range that [`view`](Self::view) would show.

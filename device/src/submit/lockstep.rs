@@ -143,8 +143,9 @@ impl Lockstep {
     }
 
     /// The part of `t` that the op defines: a reduce-scatter leaves the parts of other ranks
-    /// undefined.
+    /// undefined. Of a window it is the whole span, since the devices agree in its gaps before.
     fn defined(&self, op: &Op, t: Tensor) -> Tensor {
+        let t = if t.is_window() { t.span() } else { t };
         let Op::ReduceScatter { group, .. } = op else { return t };
         let (me, size) = self.pair.subject.rank().within(*group);
         t.shard(me, size)

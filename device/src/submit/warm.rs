@@ -47,8 +47,9 @@ fn key(op: &Op) -> String {
     }
     op.accesses(&mut |mode, t| {
         let align = t.range().start.trailing_zeros().min(8);
-        let transposed = t.is_transposed();
-        let _ = write!(key, " {mode:?} {:?} {:?} {transposed} {align}", t.dtype(), t.shape());
+        let (transposed, stride) = (t.is_transposed(), t.stride());
+        let shape = t.shape();
+        let _ = write!(key, " {mode:?} {:?} {shape:?} {stride} {transposed} {align}", t.dtype());
     });
     if let Some(call) = call(op) {
         let _ = write!(key, " {:?} {:?}", call.group, call.kind);

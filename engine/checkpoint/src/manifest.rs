@@ -88,6 +88,10 @@ pub struct Manifest {
     pub control: Control,
     /// Identity of the training data.
     pub(crate) data: DataIdentity,
+    /// Hash of the weights over which the run trains adapters, as
+    /// [`PretrainedWeights::hash`](crate::hugging_face::PretrainedWeights::hash).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Hash>,
     /// The resolved config, in RON.
     pub config: String,
     /// The ranks' files, by number.
@@ -270,6 +274,7 @@ impl Manifest {
                 false,
             ),
             data: DataIdentity::of(data),
+            base: None,
             config: config.to_ron(),
             files: Vec::new(),
             tensors: Vec::new(),

@@ -18,7 +18,7 @@ enum Rule<'a> {
 }
 
 /// All rules between keys.
-const fn rules<'a>() -> [Rule<'a>; 56] {
+const fn rules<'a>() -> [Rule<'a>; 59] {
     use Rule::{Clashes, Computed};
     [
         Computed(Checks::heads_over_ranks),
@@ -40,6 +40,9 @@ const fn rules<'a>() -> [Rule<'a>; 56] {
         Computed(Checks::layers_of_experts),
         Computed(Checks::experts_over_ranks),
         Clashes(Checks::OF_EXPERTS),
+        Clashes(Checks::ADAPTERS),
+        Computed(Checks::linears_of_adapters),
+        Computed(Checks::rank_of_adapters),
         Computed(Checks::tokens_over_ranks),
         Computed(Checks::world),
         Computed(Checks::memory),

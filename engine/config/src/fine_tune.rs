@@ -2,7 +2,7 @@
 //! `docs/fine-tune.md` has the sources of these numbers.
 
 use super::reading::{ConfigReader, KeyDefault};
-use super::{Family, ModelConfig, Weights};
+use super::{Adapter, Family, ModelConfig, Weights};
 
 /// Number of parameters from which on a model gets the smaller learning rate.
 const LARGE: f64 = 1e9;
@@ -11,7 +11,10 @@ const SAMPLES: usize = 8;
 /// Share of the steps of the schedule that is warm-up, in percent.
 const WARM_UP: u64 = 3;
 
-/// Defaults of a full fine-tune.
+/// Learning rate of adapters.
+const RATE_OF_ADAPTERS: f32 = 2e-4;
+
+/// Defaults of a fine-tune.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FineTune {
     /// Peak learning rate.
@@ -24,8 +27,13 @@ pub(super) struct FineTune {
 impl FineTune {
     /// Defaults for a run with this model; `None` if the run starts from random weights. A stored
     /// config has every key, and a key that it lacks has the default of its version.
-    pub(super) fn of(reader: &ConfigReader, model: &ModelConfig) -> Option<Self> {
-        let defaults = Self { lr: usual_rate(model), beta2: 0.999, weight_decay: 0.0 };
+    pub(super) fn of(
+        reader: &ConfigReader,
+        model: &ModelConfig,
+        adapter: &Adapter,
+    ) -> Option<Self> {
+        let lr = if *adapter == Adapter::None { usual_rate(model) } else { RATE_OF_ADAPTERS };
+        let defaults = Self { lr, beta2: 0.999, weight_decay: 0.0 };
         (!reader.stored && is_pretrained(model)).then_some(defaults)
     }
 

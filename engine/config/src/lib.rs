@@ -9,6 +9,7 @@
 
 mod activation_rules;
 mod activations;
+mod adapter;
 mod attention;
 mod box_rules;
 mod box_schema;
@@ -61,6 +62,7 @@ mod tests;
 
 pub use self::device::{DeviceConfig, LoadDistribution};
 pub use activations::{Activations, KeptBlocks};
+pub use adapter::{Adapter, AdapterTargets};
 pub use box_schema::{
     BoxConfig, GpuConfig, HostConfig, MEASURED_OPS, MeasuredConfig, ResidualConfig,
 };

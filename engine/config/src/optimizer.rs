@@ -14,7 +14,7 @@ section! {
         /// gradient descent with decoupled weight decay.
         kind: OptimizerKind = choice(KeyDefault::Default(OptimizerKind::AdamW)), resume: Experiment;
         /// Peak learning rate. The default with pretrained weights is 2e-5, and 5e-5 for a model of
-        /// less than a billion parameters.
+        /// less than a billion parameters; for adapters it is 2e-4.
         lr: f32 = float(
             Interval::above(0.0, 10.0), KeyDefault::Default(6e-4).or_tuned(tune.map(|tune| tune.lr))
         ), resume: Experiment;

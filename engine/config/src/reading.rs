@@ -30,6 +30,7 @@ pub(super) use sources::Entries;
 pub(super) use suggest::nearest;
 pub(super) use tree::{Node, NodeKind};
 pub(super) use value::{Interval, Item, float_text, grouped, is_name, name_of, quoted};
+pub(super) use words::ticked;
 
 use fields::absolute;
 pub(super) use other_tools::{GivenValue, Refusal, answer, translation};
@@ -37,4 +38,4 @@ use reader::UnknownKey;
 use report::SHOWN;
 use suggest::meant;
 use tree::{Field, join};
-use words::{ticked, value_answer};
+use words::value_answer;

@@ -4,7 +4,7 @@ use super::declare::{choice, section};
 use super::fine_tune::FineTune;
 use super::reading::KeyDefault;
 use super::{
-    Activations, BatchConfig, DataConfig, DeviceConfig, LossScaleConfig, ModelConfig,
+    Activations, Adapter, BatchConfig, DataConfig, DeviceConfig, LossScaleConfig, ModelConfig,
     OffloadConfig, OptimizerConfig, ParallelConfig, SampleConfig, ScheduleConfig, TrainConfig,
     model_folder, model_schema, write,
 };
@@ -29,6 +29,10 @@ section! {
         ), resume: Layout;
         /// The network: a decoder.
         model: ModelConfig = section(model_schema::model);
+        /// What is trained. `None`: the weights of the model. `Lora`: low-rank adapters (LoRA, arXiv
+        /// 2106.09685) of its linears; the weights of `model.from` are frozen, need 2 bytes per
+        /// parameter in 16 bits, and are in no checkpoint.
+        adapter: Adapter = choice(KeyDefault::Default(Adapter::None)), resume: Experiment;
         /// Storage type of parameters, activations and gradients on the GPU. Sums are fp32. `Fp16`
         /// has a dynamic loss scale. `Fp8` stores bf16, and rounds the operands of the blocks'
         /// matmuls to 8 bits: E4M3 for inputs and weights, E5M2 for gradients, scaled by the
@@ -41,7 +45,7 @@ section! {
         /// Where the optimizer is and when it runs (ZeRO-Offload).
         offload: OffloadConfig = section(OffloadConfig::read);
 
-        let tune = FineTune::of(s.reader, &model);
+        let tune = FineTune::of(s.reader, &model, &adapter);
         /// Update rule of the optimizer.
         optimizer: OptimizerConfig = section(|s| OptimizerConfig::read(s, tune));
         /// Length of the run, evaluations, checkpoints and seed.
@@ -117,7 +121,7 @@ macro_rules! order {
 }
 
 order! {
-    name device model parallel precision loss_scale offload optimizer schedule batch recompute activations attention
+    name device model adapter parallel precision loss_scale offload optimizer schedule batch recompute activations attention
     matmuls partition_checkpoints host_checkpoints data train sample
 }
 

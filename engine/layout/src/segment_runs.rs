@@ -1,7 +1,7 @@
 //! Maps the elements of a rank's flat segments to elements of whole tensors.
 
 use std::ops::Range;
-use tensor_parallel::{Decoder, Param};
+use tensor_parallel::{Decoder, Param, SegmentLayout};
 
 /// Runs of flat elements that are contiguous in their whole tensors, too. Elements outside of all
 /// runs are padding.
@@ -23,17 +23,35 @@ pub struct SegmentRun<T> {
 }
 
 impl<T: Clone> SegmentRuns<T> {
-    /// Runs of rank `tp` of `tp_size` ranks. `source` returns the source of a parameter's values.
-    /// Its first argument is the number of the parameter over all segments.
+    /// Runs of the trained parameters of rank `tp` of `tp_size` ranks. `source` returns the source of
+    /// a parameter's values. Its first argument is the number of the parameter over all segments.
     pub fn new(
         decoder: &Decoder,
+        ranks: (usize, usize),
+        source: impl FnMut(usize, &Param) -> T,
+    ) -> Self {
+        Self::of(decoder, ranks, |layout| layout.params.iter().collect(), source)
+    }
+
+    /// As [`new`](Self::new), for all parameters of the model itself, without adapters.
+    pub fn of_base(
+        decoder: &Decoder,
+        ranks: (usize, usize),
+        source: impl FnMut(usize, &Param) -> T,
+    ) -> Self {
+        Self::of(decoder, ranks, |layout| layout.base_params().collect(), source)
+    }
+
+    fn of(
+        decoder: &Decoder,
         (tp, tp_size): (usize, usize),
+        params: impl Fn(&SegmentLayout) -> Vec<&Param>,
         mut source: impl FnMut(usize, &Param) -> T,
     ) -> Self {
         let mut numbers = 0..;
         let by_segment = decoder.segments().iter().map(|layout| {
             let mut runs = Vec::new();
-            for (param, number) in layout.params.iter().zip(&mut numbers) {
+            for (param, number) in params(layout).into_iter().zip(&mut numbers) {
                 let (source, start) = (source(number, param), param.range.start);
                 runs.extend(param.runs(tp, tp_size).into_iter().map(|run| SegmentRun {
                     flat: start + run.local.start..start + run.local.end,

@@ -4,6 +4,7 @@ use crate::run::RunError;
 use crate::run::fault_point::Watcher;
 use crate::train::initial_states::Weights;
 use checkpoint::hugging_face::PretrainedWeights;
+use checkpoint::manifest::Hash;
 use checkpoint::rollback::RollbackHistory;
 use checkpoint::{Checkpoint, RunFolder};
 use config::{Config, Matmuls};
@@ -47,7 +48,8 @@ pub struct RunOptions {
     pub watcher: Option<Watcher>,
     /// Initial parameters by global name; missing parameters start at random.
     pub initial: Option<Arc<Weights>>,
-    /// Weights that training starts from, of the same model.
+    /// Weights that training starts from, of the same model. A run with adapters needs them to
+    /// resume, too.
     pub pretrained: Option<Arc<PretrainedWeights>>,
     /// Processes over which the ranks are spread in order; `None`: all ranks are threads of this
     /// process.
@@ -85,6 +87,11 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
+    /// Hash of the weights over which a run trains adapters, for its checkpoints.
+    pub(crate) fn base_hash(&self) -> Option<Hash> {
+        self.pretrained.as_ref().and_then(|weights| weights.known_hash()).cloned()
+    }
+
     pub(crate) fn rollback_history(&self) -> RollbackHistory {
         let stored = || self.resume.as_ref().map(|from| from.manifest().rollback_history.clone());
         self.rollback_history.clone().or_else(stored).unwrap_or_default()

@@ -125,6 +125,7 @@ impl Saver {
         let mut base = Manifest::new(config, data);
         base.tensors = tensors(&built.decoder);
         base.rollback_history = options.rollback_history();
+        base.base = options.base_hash();
         let here = options.resume.as_deref().filter(|from| folder.has(from));
         let named = best.map(|best| best.step);
         let saved = here.map(|from| SavedCheckpoint { step: from.step(), best: named });

@@ -75,7 +75,14 @@ impl Ranks<'_> {
         let words = from.control(&trainer.optimizer.initial_control(), scaled);
         let stored = CheckpointStates::new(from, &self.layout.decoder, dev.rank());
         let rank = dev.rank().index();
+        let base = self.options.pretrained.as_ref();
+        let base = base.map(|base| base.of_rank(&self.layout.decoder, dev.rank()));
         let fill = |at: StatePosition, values: &mut [f32]| {
+            if self.is_frozen(at) {
+                let base = base.as_ref();
+                let base = base.unwrap_or_else(|| unreachable!("a run with adapters has a base"));
+                return base.fill(at.segment, at.first, values).map_err(|e| load_failed(rank, &e));
+            }
             let filled = stored.fill(at, values);
             filled.map_err(|error| {
                 let system = error.is_of_the_system();
@@ -100,24 +107,35 @@ impl Ranks<'_> {
         from: &PretrainedWeights,
         stop_requested: &offload::StopCheck<'_>,
     ) -> Result<bool, Error> {
-        let rank = dev.rank();
-        let failed = |error: FolderError| Error::Task {
-            rank: rank.index(),
-            op: LOAD,
-            site: std::panic::Location::caller(),
-            problem: error.to_string(),
-        };
-        let source = from.of_rank(&self.layout.decoder, rank);
+        let (rank, decoder) = (dev.rank(), &self.layout.decoder);
+        let source = from.of_rank(decoder, rank);
+        let given = self.options.initial.as_deref();
+        let factors = decoder.shape().adapters();
+        let factors = factors.map(|_| InitialParameters::new(self.config, decoder, rank.tp, given));
         let words = trainer.optimizer.initial_control();
-        let fill = |StatePosition { segment, state, first }: StatePosition, values: &mut [f32]| {
-            match state {
-                0 => source.fill(segment, first, values).map_err(failed),
-                _ => {
-                    values.fill(0.0);
-                    Ok(())
+        let fill = |at: StatePosition, values: &mut [f32]| {
+            let StatePosition { segment, state, first } = at;
+            match (state, &factors) {
+                (0, Some(factors)) if !self.is_frozen(at) => factors.fill(segment, first, values),
+                (0, _) => {
+                    let filled = source.fill(segment, first, values);
+                    return filled.map_err(|error| load_failed(rank.index(), &error));
                 }
+                _ => values.fill(0.0),
             }
+            Ok(())
         };
         trainer.optimizer.restore(dev, &words, false, &fill, stop_requested)
     }
+
+    /// Whether a position is that of a frozen parameter.
+    fn is_frozen(&self, at: StatePosition) -> bool {
+        at.state == 0 && at.first >= self.layout.decoder.segments()[at.segment].padded
+    }
+}
+
+/// The error of a rank that cannot read the weights of a folder.
+fn load_failed(rank: usize, error: &FolderError) -> Error {
+    let site = std::panic::Location::caller();
+    Error::Task { rank, op: LOAD, site, problem: error.to_string() }
 }

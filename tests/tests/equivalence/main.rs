@@ -1,5 +1,6 @@
 //! Losses, gradients and states, compared with other programs and formulas, and between layouts.
 
+mod adapters;
 mod bits;
 mod chat_templates;
 mod experts;

@@ -73,6 +73,7 @@ fn shape((tp_size, dp_size, sequence): (usize, usize, bool)) -> DecoderShape {
         partial_dtype: Dtype::F32,
         dropout: 0.0,
         init_std: 0.0,
+        trained: Default::default(),
     }
 }
 

@@ -52,6 +52,7 @@ fn laid_out(spec: &OptimizerSpec) -> (Arc<Plan>, Arc<OptimizerLayout>) {
     let segment = SegmentSpec {
         name,
         params,
+        trained: params.len(),
         len: N,
         decayed: 0,
         bucket: BucketSharing::Own,

@@ -21,7 +21,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         k,
         a: matrix(m, a)?,
         b: matrix(m, b)?,
-        c: MatrixMut { data: values_mut(m, c)?, row_stride: n },
+        c: MatrixMut { data: values_mut(m, c)?, row_stride: c.stride() },
         scale,
         beta: f32::from(u8::from(add)),
         bias: bias.map(|bias| values(m, bias)).transpose()?,
@@ -34,8 +34,11 @@ fn matrix(m: &impl Memory, t: Tensor) -> Result<Matrix<'_>, String> {
     if !t.dtype().is_value() && !t.dtype().is_fp8() {
         return Err("an operand that is no tensor of values".into());
     }
-    let (data, (rows, cols)) = (m.read(t), t.shape());
-    Ok(if t.is_transposed() { Matrix::transposed(data, rows) } else { Matrix::by_rows(data, cols) })
+    let (data, stride) = (m.read(t), t.stride());
+    Ok(match t.is_transposed() {
+        true => Matrix::transposed(data, stride),
+        false => Matrix::by_rows(data, stride),
+    })
 }
 
 #[cfg(test)]

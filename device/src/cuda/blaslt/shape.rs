@@ -10,6 +10,8 @@ pub(in crate::cuda) struct Operand {
     pub(in crate::cuda) dtype: Dtype,
     pub(in crate::cuda) rows: usize,
     pub(in crate::cuda) cols: usize,
+    /// Elements from the start of a column to the start of the next.
+    pub(in crate::cuda) stride: usize,
     pub(in crate::cuda) transposed: bool,
     /// The largest power of two up to 256 that divides its address.
     pub(in crate::cuda) align: u32,
@@ -56,13 +58,15 @@ impl MatmulShape {
 
 impl fmt::Display for Operand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { dtype, rows, cols, transposed, align } = self;
+        let Self { dtype, rows, cols, stride, transposed, align } = self;
         let suffix = if *transposed { "t" } else { "" };
-        write!(f, "{dtype:?} {rows}x{cols}{suffix} {align}")
+        write!(f, "{dtype:?} {rows}x{cols}{suffix} {align}")?;
+        if stride == rows { Ok(()) } else { write!(f, " by {stride}") }
     }
 }
 
-/// Types, rows x columns (`t`: transposed) and alignments of a, b and d, then bias and step. Stored
+/// Types, rows x columns (`t`: transposed) and alignments of a, b and d, with the strides of windows,
+/// then bias and step. Stored
 /// choices have this text: if it changes, runs choose anew.
 impl fmt::Display for MatmulShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -236,12 +236,12 @@ impl Folder {
         }
     }
 
-    /// The place of each parameter of `gpt`, in the order of the model.
+    /// The place of each parameter of `gpt` but its adapters, in the order of the model.
     ///
     /// # Errors
     /// A tensor is missing, has another shape or type, or is no tensor of the model.
     pub(super) fn places(&self, gpt: &Decoder) -> Result<Vec<TensorPlace>, FolderError> {
-        let params: Vec<&Param> = gpt.segments().iter().flat_map(|s| &s.params).collect();
+        let params: Vec<&Param> = gpt.segments().iter().flat_map(|s| s.base_params()).collect();
         let shape = gpt.shape();
         let names = Names::of(shape, self.class, self.fuses_experts());
         let tied = shape.architecture.tied;
@@ -285,6 +285,11 @@ impl Folder {
             self.check_head(&names.table())?;
         }
         Ok(places)
+    }
+
+    /// The tensors of the decoder, in the order of their names.
+    pub(super) fn tensors_of_decoder(&self) -> Vec<&ForeignTensor> {
+        self.tensors.values().collect()
     }
 
     /// Whether the folder has one tensor for the matrices of all experts of a layer.

@@ -154,6 +154,20 @@ impl UntrainedSource {
 }
 
 impl Folder {
+    /// Hash of the names, types, shapes and bytes of the decoder's tensors.
+    ///
+    /// # Errors
+    /// A tensor cannot be read.
+    pub(super) fn hash(&self, progress: &dyn Progress) -> Result<Hash, FolderError> {
+        let tensors = self.tensors_of_decoder();
+        let hashed = hashed_tensors(self, tensors, progress, "reading the base")?;
+        let mut hasher = Xxh3Default::new();
+        for UntrainedTensor { name, dtype, shape, hash } in &hashed {
+            hasher.update(format!("{name} {dtype} {shape:?} {hash:?}\n").as_bytes());
+        }
+        Ok(Hash::end(&hasher))
+    }
+
     /// The tensors that are no part of the decoder, with their hashes; `None` if the folder has a
     /// decoder alone.
     ///
@@ -179,8 +193,17 @@ fn absolute_path(path: &Path, error: &io::Error) -> FolderError {
 /// All tensors of a folder that are no part of the decoder, in the order of their names.
 fn hashed(folder: &Folder, progress: &dyn Progress) -> Result<Vec<UntrainedTensor>, FolderError> {
     let all: Vec<&ForeignTensor> = folder.untrained.values().collect();
-    let reading =
-        progress.begin("reading other parts", all.iter().map(|of| bytes_of(of) as u64).sum());
+    hashed_tensors(folder, all, progress, "reading other parts")
+}
+
+/// Tensors of a folder with their hashes. `what`: the title of the progress.
+fn hashed_tensors(
+    folder: &Folder,
+    all: Vec<&ForeignTensor>,
+    progress: &dyn Progress,
+    what: &'static str,
+) -> Result<Vec<UntrainedTensor>, FolderError> {
+    let reading = progress.begin(what, all.iter().map(|of| bytes_of(of) as u64).sum());
     let hashed = |foreign: &ForeignTensor| -> Result<UntrainedTensor, FolderError> {
         let hash = hash_of(folder, foreign, &mut |part| {
             reading.add(part.len() as u64);

@@ -3,12 +3,13 @@
 use super::FolderError;
 use super::folder::{Folder, TensorPlace};
 use super::untrained::UntrainedTensors;
+use crate::manifest::Hash;
 
 use data::progress::Progress;
 use device::Rank;
 use layout::segment_runs::SegmentRuns;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tensor_parallel::Decoder;
 
 /// The weights of a model in a folder, opened and checked once for all ranks.
@@ -17,6 +18,8 @@ pub struct PretrainedWeights {
     folder: Folder,
     /// Place of each tensor, by its number.
     places: Vec<TensorPlace>,
+    /// Hash of the folder's tensors, once it is computed.
+    hash: OnceLock<Hash>,
 }
 
 impl PretrainedWeights {
@@ -26,7 +29,7 @@ impl PretrainedWeights {
     /// A tensor is missing, has another shape or type, or belongs to another model.
     pub fn new(folder: Folder, gpt: &Decoder) -> Result<Self, FolderError> {
         let places = folder.places(gpt)?;
-        Ok(Self { folder, places })
+        Ok(Self { folder, places, hash: OnceLock::new() })
     }
 
     /// Reads all weights once, so that numbers that are not finite are found before the run begins.
@@ -40,6 +43,24 @@ impl PretrainedWeights {
             reading.add(bytes(place));
             Ok(())
         })
+    }
+
+    /// Hash of the names, types, shapes and bytes of the model's tensors. Reads all of them in the
+    /// first call.
+    ///
+    /// # Errors
+    /// A tensor cannot be read.
+    pub fn hash(&self, progress: &dyn Progress) -> Result<&Hash, FolderError> {
+        if self.hash.get().is_none() {
+            let hash = self.folder.hash(progress)?;
+            return Ok(self.hash.get_or_init(|| hash));
+        }
+        Ok(self.known_hash().unwrap_or_else(|| unreachable!("it was computed")))
+    }
+
+    /// The [`hash`](Self::hash), if it was computed.
+    pub fn known_hash(&self) -> Option<&Hash> {
+        self.hash.get()
     }
 
     /// The tensors of the folder that are no part of the model, with their hashes; `None` if the
@@ -65,9 +86,9 @@ impl PretrainedWeights {
         self.folder.path()
     }
 
-    /// The parameters of `rank` in the layout of `gpt`.
+    /// The parameters of `rank` in the layout of `gpt`, without adapters.
     pub fn of_rank(&self, gpt: &Decoder, rank: Rank) -> RankWeights<'_> {
-        let runs = SegmentRuns::new(gpt, (rank.tp, rank.tp_size), |number, _| number);
+        let runs = SegmentRuns::of_base(gpt, (rank.tp, rank.tp_size), |number, _| number);
         RankWeights { from: self, runs, last_transposed: Mutex::default() }
     }
 }
@@ -98,7 +119,7 @@ impl RankWeights<'_> {
         first: usize,
         values: &mut [f32],
     ) -> Result<(), FolderError> {
-        let PretrainedWeights { folder, places } = self.from;
+        let PretrainedWeights { folder, places, .. } = self.from;
         self.runs.fill(segment, first, values, |tensor, global, values| {
             let place = &places[*tensor];
             if place.transposed {

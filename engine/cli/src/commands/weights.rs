@@ -2,10 +2,13 @@
 
 use super::{CommandError, ConfigArgs, code, data};
 use ::data::model_files::ModelFiles;
+use ::data::progress::Progress;
+use checkpoint::Checkpoint;
 use checkpoint::hugging_face::{Folder, PretrainedWeights};
 use config::{Config, ConfigError, DeviceConfig, LoadedConfig, Trouble, ValidKeys, Weights};
 use config::{Further, load_and_look};
 use device::Plan;
+use files::path_text::{PathText, ShownPath};
 use layout::LocalMachine;
 use layout::build::shape;
 use std::cell::Cell;
@@ -20,6 +23,48 @@ pub(super) fn pretrained(
 ) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {
     let Some(folder) = opened(config)? else { return Ok(None) };
     Ok(Some(Arc::new(PretrainedWeights::new(folder, gpt)?)))
+}
+
+/// As [`pretrained`], for a run that starts; checkpoints of adapters name these weights by their hash.
+pub(super) fn of_start(
+    config: &Config,
+    gpt: &Decoder,
+    progress: &dyn Progress,
+) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {
+    let found = pretrained(config, gpt)?;
+    if let Some(found) = found.as_ref().filter(|_| gpt.shape().adapters().is_some()) {
+        found.hash(progress)?;
+    }
+    Ok(found)
+}
+
+/// Weights over which the run of checkpoint `of` trains adapters; `None` if it has no adapters.
+///
+/// # Errors
+/// The folder of `model.from` cannot be read, or has other weights than at the start of the run.
+pub(super) fn base(
+    config: &Config,
+    gpt: &Decoder,
+    of: &Checkpoint,
+    progress: &dyn Progress,
+) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {
+    if gpt.shape().adapters().is_none() {
+        return Ok(None);
+    }
+    let Some(found) = pretrained(config, gpt)? else {
+        let why = "adapter: an adapter needs the weights of model.from, which is not set";
+        return Err(CommandError::new(code::CONFIG, why));
+    };
+    if of.manifest().base.as_ref() != Some(found.hash(progress)?) {
+        let why = format!(
+            "{}: these are not the weights over which the adapters of {} were trained: bring the folder back as it was, or set \
+             model.from to a copy of it",
+            PathText(found.path()),
+            of.path().shown()
+        );
+        return Err(CommandError::new(code::CHECKPOINT, why));
+    }
+    Ok(Some(found))
 }
 
 fn opened(config: &Config) -> Result<Option<Folder>, CommandError> {

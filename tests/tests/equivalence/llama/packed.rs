@@ -84,6 +84,7 @@ impl Model {
             partial_dtype: Dtype::F32,
             dropout: 0.0,
             init_std: 0.0,
+            trained: Default::default(),
         }
     }
 

@@ -259,6 +259,7 @@ fn laid_out(case: &Case, spec: &OptimizerSpec) -> (Arc<Plan>, Arc<OptimizerLayou
     let segment = |(s, [_, used]): (usize, &[usize; 2])| SegmentSpec {
         name: format!("s{s}"),
         params: params[s],
+        trained: params[s].len(),
         len: *used,
         decayed: used / 3,
         bucket: if s == 0 || s == last { BucketSharing::Own } else { BucketSharing::Alternating },

@@ -6,7 +6,8 @@ use crate::commands::exit::{CommandError, code};
 use crate::commands::processes::Team;
 use crate::commands::resume::unusable;
 use crate::commands::signals::Signals;
-use crate::commands::weights::pretrained;
+use crate::commands::weights::{base, pretrained};
+use ::data::progress::Silence;
 use checkpoint::{Checkpoint, CheckpointError, RunFolder, open_named, open_step};
 use engine::run::{RunOptions, train};
 use engine::run_dir::RunDir;
@@ -82,9 +83,9 @@ impl Follower<'_> {
         let mut rollback_history = stored.unwrap_or_default();
         loop {
             let PreparedRun { loaded, built, data, .. } = self.run;
-            let pretrained = match from {
+            let pretrained = match &from {
                 None => pretrained(&loaded.config, &built.decoder)?,
-                Some(_) => None,
+                Some(from) => base(&loaded.config, &built.decoder, from, &Silence)?,
             };
             let options = RunOptions {
                 weights: Some(Arc::clone(&dir)),

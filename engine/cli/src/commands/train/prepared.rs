@@ -122,7 +122,8 @@ impl PreparedRun {
                 let start = start(&source, None)?;
                 let dir = create(Vec::new())?;
                 start.iter().try_for_each(|start| resume::note_source(&dir, start))?;
-                (dir, start, None)
+                let base = start.as_deref().map(|start| self.base(start)).transpose()?.flatten();
+                (dir, start, base)
             }
             RunMode::Resume => {
                 let first = self.weights_of_a_first_step(args)?;
@@ -134,8 +135,10 @@ impl PreparedRun {
                 // These weights would not match the model that is trained now.
                 dir.remove(WEIGHTS)?;
                 let pretrained = match (&start, first) {
-                    (Some(_), _) => None,
-                    (None, None) => pretrained(&loaded.config, &built.decoder)?,
+                    (Some(start), _) => self.base(start)?,
+                    (None, None) => {
+                        weights::of_start(&loaded.config, &built.decoder, &TerminalProgress)?
+                    }
                     (None, first) => first,
                 };
                 (dir, start, pretrained)
@@ -171,6 +174,11 @@ impl PreparedRun {
         Ok(())
     }
 
+    /// Opens the weights over which the run of checkpoint `start` trains adapters, if it does.
+    fn base(&self, start: &Checkpoint) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {
+        weights::base(&self.loaded.config, &self.built.decoder, start, &TerminalProgress)
+    }
+
     /// The file that names the tensors of the folder which the run does not train, if the run keeps
     /// the description of its model; a note says what these are.
     fn own_files(
@@ -202,9 +210,9 @@ impl PreparedRun {
         if !starts_anew(args) {
             return Ok(None);
         }
-        let found = pretrained(&self.loaded.config, &self.built.decoder)?;
+        let progress: &dyn Progress = if args.quiet { &Silence } else { &TerminalProgress };
+        let found = weights::of_start(&self.loaded.config, &self.built.decoder, progress)?;
         if let Some(found) = &found {
-            let progress: &dyn Progress = if args.quiet { &Silence } else { &TerminalProgress };
             found.check(progress)?;
         }
         Ok(found)

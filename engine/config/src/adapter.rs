@@ -1,0 +1,199 @@
+//! Keys of low-rank adapters.
+
+use super::checks::{Checks, Clash};
+use super::declare::choice;
+use super::fine_tune::is_pretrained;
+use super::reading::{
+    Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
+    Section, Violation, is_name, nearest, quoted, ticked,
+};
+use super::{Config, Family, Transfer};
+use files::foreign_text::foreign;
+use serde::{Serialize, Serializer};
+
+choice! {
+    /// What is trained beside or instead of the weights of the model.
+    #[derive(Clone, Debug, PartialEq, Serialize)]
+    pub enum Adapter {
+        /// The weights themselves.
+        None,
+        /// Low-rank adapters (LoRA).
+        Lora["(rank: 16, alpha: 32)"] {
+            /// Rank of the adapters: the rows of their first factor.
+            rank: usize = uint(1..=4096, KeyDefault::Default(16));
+            /// Factor of the adapters' outputs, times the rank: they are multiplied by `alpha` /
+            /// `rank`.
+            alpha: f32 = float(
+                Interval::above(0.0, 1e6), KeyDefault::Derived(2.0 * rank as f32, "2 x rank", &["adapter.rank"])
+            );
+            /// Whether the factor is `alpha` divided by the square root of `rank` (rsLoRA, arXiv
+            /// 2312.03732).
+            rank_stabilized: bool = flag(KeyDefault::Default(false));
+            /// Dropout of the adapters' inputs. onebox has none: 0.
+            dropout: f32 = float(Interval::closed(0.0, 0.0), KeyDefault::Default(0.0));
+            /// The linears that have an adapter. `All`: all of attention and of the MLP. Otherwise a
+            /// list of their names in transformers.
+            targets: AdapterTargets = adapter_targets();
+        },
+    }
+}
+
+/// The linears that have an adapter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AdapterTargets {
+    /// All linears of attention and of the MLP.
+    #[default]
+    All,
+    /// These, by their names in transformers.
+    Listed(Vec<&'static str>),
+}
+
+/// Names of the linears of a layer in most classes of transformers.
+const LINEARS: [&str; 7] =
+    ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+/// Names of the linears of a layer of GPT-2; both projections back have one name.
+const GPT2_LINEARS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
+
+impl AdapterTargets {
+    /// Whether the linear `name` has an adapter.
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Listed(names) => names.contains(&name),
+        }
+    }
+
+    /// The linears that have an adapter in a model of `family`.
+    pub fn names(&self, family: Family) -> Vec<&'static str> {
+        linears(family).iter().copied().filter(|name| self.has(name)).collect()
+    }
+}
+
+const fn linears(family: Family) -> &'static [&'static str] {
+    match family {
+        Family::Gpt2 => &GPT2_LINEARS,
+        Family::Llama => &LINEARS,
+    }
+}
+
+impl Serialize for AdapterTargets {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::All => serializer.serialize_unit_variant("AdapterTargets", 0, "All"),
+            Self::Listed(names) => names.serialize(serializer),
+        }
+    }
+}
+
+impl Section<'_, '_> {
+    /// Reads `All`, or a list of names of linears.
+    fn adapter_targets(&mut self, key: Declaration) -> AdapterTargets {
+        let (or, values) = (KeyDefault::Default(AdapterTargets::All), "`All`, or a list of names");
+        self.leaf(key, or, values.into(), super::in_line, targets)
+    }
+}
+
+fn targets(reader: &ConfigReader, node: &Node) -> ParseResult<AdapterTargets> {
+    let help = || "write `All`, or a list such as `[\"q_proj\", \"v_proj\"]`".to_owned();
+    let items = match &node.kind {
+        NodeKind::Word(word) if is_name(word, "All") => return Ok(AdapterTargets::All),
+        NodeKind::List(items) if !items.is_empty() => items,
+        NodeKind::List(_) => {
+            let message = "an adapter of no linear trains nothing".to_owned();
+            return Err(Complaint { message, help: help() });
+        }
+        _ => {
+            let found = reader.item(node).found();
+            let message = format!("expected `All` or names of linears, found {found}");
+            return Err(Complaint { message, help: help() });
+        }
+    };
+    let all = || LINEARS.into_iter().chain(GPT2_LINEARS);
+    let mut names = Vec::new();
+    for item in items {
+        let name = reader.item(item).string()?;
+        let Some(known) = all().find(|known| *known == name) else {
+            let message = format!("no linear has the name {}", foreign(quoted(&name)));
+            let near = nearest(&name, all());
+            let help = match near.is_empty() {
+                true => format!("the names are {}", ticked(&LINEARS)),
+                false => format!("did you mean {}?", ticked(&near)),
+            };
+            return Err(Complaint { message, help });
+        };
+        if names.contains(&known) {
+            let message = format!("`{known}` stands there twice");
+            return Err(Complaint { message, help: "write each name once".into() });
+        }
+        names.push(known);
+    }
+    Ok(AdapterTargets::Listed(names))
+}
+
+/// Whether a config has adapters.
+fn has_adapters(config: &Config) -> bool {
+    config.adapter != Adapter::None
+}
+
+impl Checks<'_> {
+    pub(super) const ADAPTERS: &'static [Clash] = &[
+        Clash {
+            has: |c| has_adapters(c) && !is_pretrained(&c.model),
+            message: "an adapter belongs to the weights of a model, and this run starts from random weights",
+            help: "set `model.from` to the folder of the model, or leave `adapter` out",
+            values: &[("adapter", "adapters"), ("model.from", "no weights")],
+        },
+        Clash {
+            has: |c| has_adapters(c) && c.offload.transfer == Transfer::Blocking,
+            message: "frozen weights have no blocking transfers",
+            help: "set `offload.transfer: Streamed`",
+            values: &[("adapter", "adapters"), ("offload.transfer", "blocking transfers")],
+        },
+    ];
+
+    /// Requires that the model has the linears with adapters.
+    pub(super) fn linears_of_adapters(&self) -> Option<Violation> {
+        let Adapter::Lora { targets, .. } = &self.config.adapter else { return None };
+        let model = &self.config.model;
+        let known = linears(model.family);
+        if let AdapterTargets::Listed(names) = targets
+            && let Some(strange) = names.iter().find(|name| !known.contains(name))
+        {
+            return Some(Violation {
+                message: format!("the layers of this model have no linear `{strange}`"),
+                help: format!("its linears are {}", ticked(known)),
+                values: vec![("adapter.targets", format!("`{strange}`"))],
+            });
+        }
+        let of_mlp = LINEARS[4..].iter().any(|name| targets.has(name));
+        (model.experts.is_some() && of_mlp).then(|| Violation {
+            message: "onebox has no adapters of experts, and of the MLP of a model with experts"
+                .into(),
+            help: format!(
+                "set `adapter.targets` to linears of attention: {}",
+                ticked(&LINEARS[..4])
+            ),
+            values: vec![
+                ("adapter.targets", "linears of the MLP".into()),
+                ("model.experts", "experts".into()),
+            ],
+        })
+    }
+
+    /// Requires that a rank is smaller than the matrices.
+    pub(super) fn rank_of_adapters(&self) -> Option<Violation> {
+        let Adapter::Lora { rank, .. } = self.config.adapter else { return None };
+        let m = &self.config.model;
+        let sizes = [
+            ("model.hidden", m.hidden),
+            ("model.kv_heads", m.kv_heads * m.head_dim),
+            ("model.ffn_hidden", m.ffn_hidden),
+        ];
+        let (key, least) = sizes.into_iter().min_by_key(|(_, size)| *size)?;
+        (rank > least).then(|| Violation {
+            message: format!("a matrix of this model has {least} rows or columns, and an adapter of rank {rank} is larger than it"),
+            help: format!("set `adapter.rank` to at most {least}"),
+            values: vec![("adapter.rank", rank.to_string()), (key, format!("{least} channels"))],
+        })
+    }
+}
