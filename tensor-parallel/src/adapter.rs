@@ -67,13 +67,14 @@ impl AdapterTargets {
     }
 }
 
-/// Names of the factors in a parameter's name.
-const A: &str = "lora_a";
-const B: &str = "lora_b";
+/// Last parts of the factors' names: a, then b.
+pub const FACTORS: [&str; 2] = ["lora_a", "lora_b"];
+const A: &str = FACTORS[0];
+const B: &str = FACTORS[1];
 
 /// Whether a parameter with this global name is a factor of an adapter.
 pub(crate) fn is_factor(name: &str) -> bool {
-    [A, B].iter().any(|factor| name.rsplit('.').next() == Some(factor))
+    name.rsplit('.').next().is_some_and(|last| FACTORS.contains(&last))
 }
 
 /// Most weights that one matmul has: q, k and v.

@@ -52,7 +52,7 @@ mod rotary;
 mod shape;
 
 pub use activation_tiers::{ActivationTiers, Tier, TierCounts};
-pub use adapter::{AdapterShape, AdapterTargets};
+pub use adapter::{AdapterShape, AdapterTargets, FACTORS};
 pub use decoder::{Decoder, HeadBuckets, SegmentRole};
 pub use host_activations::ActivationCopies;
 pub use kv_cache::{KvCache, NewTokens};

@@ -44,6 +44,11 @@ pub fn states(is_delayed: bool) -> &'static [&'static str] {
 pub struct Hash(String);
 
 impl Hash {
+    /// The digits of the hash.
+    pub fn digits(&self) -> &str {
+        &self.0
+    }
+
     pub(crate) fn of(bytes: &[u8]) -> Self {
         Self(format!("{:032x}", xxh3_128(bytes)))
     }

@@ -40,6 +40,11 @@ pub enum GenerateError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("{} is not the model of its config: {problem}", path.shown())]
     Weights { path: PathBuf, problem: String },
+    #[error(
+        "{}: these are not the weights over which the adapters were trained: bring the folder back as it was, or set \
+         model.from to a copy of it", .0.shown()
+    )]
+    OtherBase(PathBuf),
     #[error("--prompt {0}: {1}")]
     Prompt(String, String),
     #[error(

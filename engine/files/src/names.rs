@@ -52,6 +52,11 @@ pub const FILES: [&str; 14] = [
 /// File in the same folder that names the tensors which the run does not train, and their folder.
 pub const UNTRAINED: &str = "untrained.json";
 
+/// Settings of an adapter in a folder of PEFT.
+pub const CONFIG_OF_ADAPTER: &str = "adapter_config.json";
+/// Factors of an adapter in a folder of PEFT.
+pub const WEIGHTS_OF_ADAPTER: &str = "adapter_model.safetensors";
+
 /// File in the same folder that says whether the experts of the run's model were fused.
 pub const EXPERTS: &str = "experts.json";
 

@@ -6,12 +6,13 @@ use crate::memory::windows::{WINDOW, WINDOWS, window_elements};
 use crate::run::barrier::barrier;
 use crate::run::options::RunOptions;
 use crate::run::value_runs::ValueRuns;
+use checkpoint::manifest::Hash;
 use checkpoint::room;
 use device::{Communicator, Device, Error, Rank, Tensor};
 use files::held::LockedRunDir;
 use files::names::{UNFINISHED, WEIGHTS};
 use offload::Optimizer;
-use serde_json::Map;
+use serde_json::json;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
@@ -23,6 +24,8 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 /// Number of elements of a window that one thread writes at a time.
 const PART: usize = 1 << 14;
+/// Key of the base's hash in the metadata of the weights file.
+pub const BASE: &str = "base";
 /// Number of states: the parameters, and their first and second moments.
 const STATES: usize = 3;
 
@@ -31,6 +34,8 @@ pub(crate) struct StateGatherer {
     segments: Vec<SegmentLayout>,
     /// Directory of the run, for the weights file.
     run: Option<Arc<LockedRunDir>>,
+    /// Hash of the weights over which the run trains adapters.
+    base: Option<Hash>,
     windows: OnceLock<[Window; WINDOWS]>,
     sink: Mutex<ExportSink>,
 }
@@ -93,7 +98,8 @@ impl StateGatherer {
         let hash = Xxh3Default::new();
         let sink = ExportSink { gathered: false, written: false, hash, file: None, problem: None };
         let (segments, windows) = (decoder.segments().to_vec(), OnceLock::new());
-        Self { segments, run: options.weights.clone(), windows, sink: Mutex::new(sink) }
+        let (run, base) = (options.weights.clone(), options.base_hash());
+        Self { segments, run, base, windows, sink: Mutex::new(sink) }
     }
 
     /// Hashes all states, and writes the file if `weights`. Every rank calls it after its last
@@ -266,7 +272,7 @@ impl StateGatherer {
         let Some(run) = &self.run else { return };
         let open = || {
             let directory = run.check()?;
-            let header = header(&self.segments);
+            let header = header(&self.segments, self.base.as_ref());
             room(directory, header.len() as u64 + bytes(&self.segments))?;
             let mut file = BufWriter::with_capacity(1 << 20, directory.create(UNFINISHED)?);
             file.write_all(&header).map(|()| file)
@@ -418,9 +424,11 @@ fn bytes(segments: &[SegmentLayout]) -> u64 {
     params.map(|param| 4 * param.global_len() as u64).sum()
 }
 
-/// Safetensors header of all parameters, in the order in which they are written.
-fn header(segments: &[SegmentLayout]) -> Vec<u8> {
+/// Safetensors header of all trained parameters, in the order in which they are written. Its metadata
+/// has the hash of the `base` of adapters.
+fn header(segments: &[SegmentLayout], base: Option<&Hash>) -> Vec<u8> {
+    let base = base.map(|base| ("__metadata__".to_owned(), json!({ BASE: base.digits() })));
     let shape = |param: &Param| (param.name.clone(), param.dimensions());
     let params = segments.iter().flat_map(|s| &s.params);
-    checkpoint::header::of_shapes(Map::new(), "F32", 4, params.map(shape))
+    checkpoint::header::of_shapes(base.into_iter().collect(), "F32", 4, params.map(shape))
 }

@@ -153,6 +153,7 @@ fn what_is_imported_and_exported_is_the_same_folder() {
         let out = run.path().join(format!("out-{files}"));
         let built = lay_out(&config);
         let model = ModelExport {
+            base: None,
             checkpoint: &checkpoint,
             config: &config,
             built: &built,

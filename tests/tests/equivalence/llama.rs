@@ -385,6 +385,7 @@ fn a_folder_goes_back_as_it_came() {
         }
         assert_eq!(model_files.files().len(), usize::from(model == "olmoe"), "{model}");
         let exported = ModelExport {
+            base: None,
             checkpoint: &checkpoint,
             config: &config,
             built: &built,

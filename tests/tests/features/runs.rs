@@ -164,6 +164,7 @@ pub(super) fn assert_results(what: &str, features: &[&'static Feature], backend:
     let checkpoint = Checkpoint::open(&folder.join("step-00000004"), STEPS).unwrap();
     let exported = run.path().join("exported");
     let model = ModelExport {
+        base: None,
         checkpoint: &checkpoint,
         config: &config,
         built: &built,

@@ -15,9 +15,9 @@ use tensor_parallel::Decoder;
 /// The weights of a model in a folder, opened and checked once for all ranks.
 #[derive(Debug)]
 pub struct PretrainedWeights {
-    folder: Folder,
+    pub(super) folder: Folder,
     /// Place of each tensor, by its number.
-    places: Vec<TensorPlace>,
+    pub(super) places: Vec<TensorPlace>,
     /// Hash of the folder's tensors, once it is computed.
     hash: OnceLock<Hash>,
 }

@@ -4,17 +4,21 @@ use super::experts_file::is_fused;
 use super::folder::Folder;
 use super::names::{Names, StackPlace, unwrapped};
 use super::numbers::Numbers;
+use super::parameters::ModelParameters;
 use super::untrained::{UntrainedSource, UntrainedTensor, UntrainedTensors, first_unequal};
+use super::weights::PretrainedWeights;
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
 use crate::header::{self, HeaderEntry};
-use crate::manifest::TensorEntry;
-use crate::{Checkpoint, CheckpointError, TensorState};
+use crate::{Checkpoint, CheckpointError};
 use config::Config;
 use data::byte_tokenizer::{tokenizer_config, tokenizer_json};
 use data::model_files::ModelFiles;
 use data::progress::{Progress, Reading};
 use files::durable::{create_new, rename, sync_folder};
-use files::names::{EXPERTS, FILES, LOCK, TOKENIZER, TOKENIZER_CONFIG, UNTRAINED};
+use files::names::{
+    CONFIG_OF_ADAPTER, EXPERTS, FILES, LOCK, TOKENIZER, TOKENIZER_CONFIG, UNTRAINED,
+    WEIGHTS_OF_ADAPTER,
+};
 use files::path_text::ShownPath;
 use files::regular_file;
 use layout::build::RankLayout;
@@ -61,6 +65,8 @@ pub struct ModelExport<'a> {
     pub tokenizer: Option<&'a [u8]>,
     /// Files that the run kept from the folder of its pretrained model.
     pub model_files: &'a ModelFiles,
+    /// The weights over which the run trained adapters, to merge them; `None` without adapters.
+    pub base: Option<&'a PretrainedWeights>,
     /// Number format of the parameters.
     pub numbers: Numbers,
     /// Largest size of a file that holds more than one tensor, in bytes.
@@ -74,11 +80,23 @@ pub struct ModelExport<'a> {
 /// # Errors
 /// [`ExportError`]; then `out` is unchanged.
 pub fn export(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, ExportError> {
+    // What cannot be exported is known before anything is written.
+    let content = ExportContent::new(model, out)?;
+    in_new_folder(out, |unfinished| {
+        let files = fill(model, &content, unfinished)?;
+        read_back(model, &content, unfinished).map(|()| files)
+    })
+}
+
+/// Makes the folder `out` with the files that `fill` writes into it under another name. Returns what
+/// `fill` returns.
+pub(super) fn in_new_folder<T>(
+    out: &Path,
+    fill: impl FnOnce(&Path) -> Result<T, ExportError>,
+) -> Result<T, ExportError> {
     if fs::symlink_metadata(out).is_ok() {
         return Err(ExportError::Exists(out.to_owned()));
     }
-    // What cannot be exported is known before anything is written.
-    let content = ExportContent::new(model, out)?;
     let mut unfinished = out.as_os_str().to_owned();
     unfinished.push(".unfinished");
     let unfinished = PathBuf::from(unfinished);
@@ -86,18 +104,16 @@ pub fn export(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, Export
         fs::create_dir_all(parent).map_err(cannot_write(parent))?;
     }
     let lock = begin(&unfinished)?;
-    let done = fill(model, &content, &unfinished)
-        .and_then(|files| read_back(model, &content, &unfinished).map(|()| files))
-        .and_then(|files| {
-            let named = sync_folder(&unfinished)
-                .and_then(|()| match is_held(&lock, &unfinished) {
-                    true => Ok(()),
-                    false => Err(io::Error::other("another folder is in its place")),
-                })
-                .and_then(|()| rename(&unfinished, out))
-                .and_then(|()| fs::remove_file(out.join(LOCK)));
-            named.map(|()| files).map_err(|e| cannot_write(out)(e).into())
-        });
+    let done = fill(&unfinished).and_then(|files| {
+        let named = sync_folder(&unfinished)
+            .and_then(|()| match is_held(&lock, &unfinished) {
+                true => Ok(()),
+                false => Err(io::Error::other("another folder is in its place")),
+            })
+            .and_then(|()| rename(&unfinished, out))
+            .and_then(|()| fs::remove_file(out.join(LOCK)));
+        named.map(|()| files).map_err(|e| cannot_write(out)(e).into())
+    });
     if done.is_err() {
         give_up(&unfinished, &lock);
     }
@@ -162,13 +178,14 @@ fn is_held(lock: &File, unfinished: &Path) -> bool {
 /// Whether an export writes files of this name.
 fn is_ours(name: &OsStr) -> bool {
     let part = |name: &str| name.starts_with("model-") && name.ends_with(".safetensors");
-    let whole = [LOCK, WHOLE, INDEX];
+    let whole = [LOCK, WHOLE, INDEX, CONFIG_OF_ADAPTER, WEIGHTS_OF_ADAPTER];
     name.to_str().is_some_and(|name| whole.contains(&name) || FILES.contains(&name) || part(name))
 }
 
 /// The tensors of an export, and its `config.json`.
-struct ExportContent {
+struct ExportContent<'a> {
     config: String,
+    parameters: ModelParameters<'a>,
     tensors: Vec<ExportTensor>,
     /// Folder of the tensors that the run did not train.
     source: Option<UntrainedSource>,
@@ -189,8 +206,8 @@ enum TensorValues {
     Untrained(usize),
 }
 
-impl ExportContent {
-    fn new(model: &ModelExport<'_>, out: &Path) -> Result<Self, FolderError> {
+impl<'a> ExportContent<'a> {
+    fn new(model: &ModelExport<'a>, out: &Path) -> Result<Self, FolderError> {
         let ModelExport { config, built, model_files, numbers, .. } = *model;
         let kept = model_files.get(UNTRAINED).map(UntrainedTensors::decode).transpose();
         let kept = kept.map_err(|why| FolderError::refused(out, format!("{UNTRAINED}: {why}")))?;
@@ -208,19 +225,20 @@ impl ExportContent {
             // Files of several versions have other prefixes; these stay as they are.
             Some(source) => Some(source.folder.places(decoder)?),
         };
-        let params: Vec<&Param> = decoder.segments().iter().flat_map(|s| &s.params).collect();
+        let parameters = ModelParameters::new(model.checkpoint, decoder, model.base);
+        let params = &parameters.params;
         let whole = |number: usize| match &wholes {
             None => names.whole(&params[number].name),
             Some(places) => unwrapped(&places[number].foreign.entry.name),
         };
-        let mut tensors = joined(&params, names, &whole);
+        let mut tensors = joined(params, names, &whole);
         let untrained = source.iter().flat_map(|source| &source.tensors).enumerate();
         tensors.extend(untrained.map(|(number, tensor)| ExportTensor {
             name: tensor.name.clone(),
             shape: tensor.shape.clone(),
             values: TensorValues::Untrained(number),
         }));
-        Ok(Self { config: description.text, tensors, source })
+        Ok(Self { config: description.text, parameters, tensors, source })
     }
 
     /// A tensor that the run did not train, and its folder.
@@ -280,7 +298,7 @@ fn joined(params: &[&Param], names: Names, whole: &dyn Fn(usize) -> String) -> V
 
 fn fill(
     model: &ModelExport<'_>,
-    content: &ExportContent,
+    content: &ExportContent<'_>,
     folder: &Path,
 ) -> Result<Vec<String>, ExportError> {
     let ModelExport { config, tokenizer, model_files, numbers, .. } = *model;
@@ -355,14 +373,13 @@ fn parts(tensors: &[HeaderEntry], most: u64) -> Vec<std::ops::Range<usize>> {
 /// Writes a file with the `tensors`, whose header has the entries `header`.
 fn write_part(
     model: &ModelExport<'_>,
-    content: &ExportContent,
+    content: &ExportContent<'_>,
     header: Vec<HeaderEntry>,
     tensors: &[ExportTensor],
     path: &Path,
     reading: &dyn Reading,
 ) -> Result<(), ExportError> {
-    let all = model.checkpoint.summary().tensors();
-    let numbers = model.numbers;
+    let (parameters, numbers) = (&content.parameters, model.numbers);
     let failed = cannot_write(path);
     let torch = Map::from_iter([("__metadata__".into(), json!({ "format": "pt" }))]);
     let file = create_new(path).map_err(&failed)?;
@@ -373,7 +390,7 @@ fn write_part(
         file.write_all(bytes).map_err(&failed)
     };
     for tensor in tensors {
-        let (parameters, is_transposed) = match &tensor.values {
+        let (rows, is_transposed) = match &tensor.values {
             TensorValues::Parameters { numbers, transposed } => (numbers, *transposed),
             TensorValues::Untrained(number) => {
                 let (source, untrained) = content.untrained(*number);
@@ -381,10 +398,10 @@ fn write_part(
                 continue;
             }
         };
-        for number in parameters {
-            let mut values = parameter(model.checkpoint, *number, &all[*number])?;
+        for number in rows {
+            let mut values = parameters.values(*number)?;
             if is_transposed {
-                values = transposed(&values, (all[*number].shape[0], all[*number].shape[1]));
+                values = transposed(&values, parameters.params[*number].global);
             }
             for part in values.chunks(1 << 12) {
                 let mut bytes = Vec::with_capacity(4 * part.len());
@@ -397,36 +414,25 @@ fn write_part(
     Ok(())
 }
 
-/// Reads a whole parameter in the layout of onebox.
-fn parameter(
-    from: &Checkpoint,
-    index: usize,
-    tensor: &TensorEntry,
-) -> Result<Vec<f32>, CheckpointError> {
-    let mut values = vec![0.0; tensor.num_elements()];
-    from.reader().read(TensorState::parameter(index), 0..tensor.num_elements(), &mut values)?;
-    Ok(values)
-}
-
-/// Reads the folder as an import would, and compares all values with the checkpoint.
+/// Reads the folder as an import would, and compares all values with the parameters.
 fn read_back(
     model: &ModelExport<'_>,
-    content: &ExportContent,
+    content: &ExportContent<'_>,
     folder: &Path,
 ) -> Result<(), ExportError> {
-    let ModelExport { checkpoint: from, built, numbers, progress, .. } = *model;
+    let ModelExport { built, numbers, progress, .. } = *model;
     let written = Folder::open(folder)?;
     let places = written.places(&built.decoder)?;
-    let tensors = from.summary().tensors();
-    let bytes = |tensor: &TensorEntry| numbers.width() * tensor.num_elements() as u64;
-    let reading = progress.begin("comparing weights", tensors.iter().map(bytes).sum());
-    for (index, (tensor, place)) in tensors.iter().zip(&places).enumerate() {
-        let (values, is) = (parameter(from, index, tensor)?, written.read(place)?);
+    let params = &content.parameters.params;
+    let bytes = |param: &&Param| numbers.width() * param.global_len() as u64;
+    let reading = progress.begin("comparing weights", params.iter().map(bytes).sum());
+    for (number, (param, place)) in params.iter().zip(&places).enumerate() {
+        let (values, is) = (content.parameters.values(number)?, written.read(place)?);
         if !values.iter().map(|x| numbers.kept(*x).to_bits()).eq(is.iter().map(|x| x.to_bits())) {
-            let (path, tensor) = (folder.to_owned(), tensor.name.clone());
+            let (path, tensor) = (folder.to_owned(), param.name.clone());
             return Err(ExportError::Unequal { path, tensor });
         }
-        reading.add(bytes(tensor));
+        reading.add(bytes(param));
     }
     drop(reading);
     if let Some(source) = &content.source
@@ -437,7 +443,7 @@ fn read_back(
     Ok(())
 }
 
-fn write_small(
+pub(super) fn write_small(
     folder: &Path,
     name: &str,
     bytes: &[u8],
@@ -453,7 +459,7 @@ fn write_small(
     write().map_err(cannot_write(&path))
 }
 
-fn cannot_write(path: &Path) -> impl Fn(io::Error) -> FolderError {
+pub(super) fn cannot_write(path: &Path) -> impl Fn(io::Error) -> FolderError {
     move |source| FolderError::Write { path: path.to_owned(), source }
 }
 

@@ -4,12 +4,32 @@
 use super::compute_device::{ComputeDevice, open_on_cores, open_on_gpu};
 use super::weights::{load, load_checkpoint, load_folder};
 use super::{GenerateError, ModelSource, WeightSource};
+use checkpoint::hugging_face::{Folder, PretrainedWeights};
 use config::Config;
+use data::progress::Progress;
 use device::{Arena, Device, Dtype, Lane, Plan, Tensor};
 use layout::build::{dtype, shape};
 use layout::decoder_parts::{LayerKinds, architecture, layer_kinds};
 use std::ops::Range;
+use std::path::Path;
 use tensor_parallel::{CheckpointHome, Decoder, DecoderShape, KvCache, NewTokens, Recompute};
+
+/// The weights over which the adapters were trained, whose hash is `of_adapters`.
+fn base(
+    config: &Config,
+    decoder: &Decoder,
+    of_adapters: Option<&str>,
+    progress: &dyn Progress,
+) -> Result<PretrainedWeights, GenerateError> {
+    let Some(from) = &config.model.from else {
+        unreachable!("config check refuses adapters without a model")
+    };
+    let base = PretrainedWeights::new(Folder::open(Path::new(from))?, decoder)?;
+    if of_adapters != Some(base.hash(progress)?.digits()) {
+        return Err(GenerateError::OtherBase(base.path().to_owned()));
+    }
+    Ok(base)
+}
 
 /// All tokens of a sample so far: one or more.
 #[derive(Clone, Copy)]
@@ -81,13 +101,23 @@ impl Model {
             ComputeDevice::Gpu => open_on_gpu(config, plan, &shape, machine),
         }?;
         decoder.write_constants(&dev)?;
-        let parameters: usize = decoder.segments().iter().map(|layout| layout.len).sum();
-        let reading =
-            progress.begin("loading weights", size_of::<f32>() as u64 * parameters as u64);
-        match trained {
+        let parameters = decoder.shape().parameters();
+        let reading = progress.begin("loading weights", size_of::<f32>() as u64 * parameters);
+        let of_base = match trained {
             WeightSource::Weights(path) => load(&dev, &decoder, path, &*reading)?,
-            WeightSource::Checkpoint(from) => load_checkpoint(&dev, &decoder, from, &*reading)?,
-            WeightSource::Folder(from) => load_folder(&dev, &decoder, from, &*reading)?,
+            WeightSource::Checkpoint(from) => {
+                load_checkpoint(&dev, &decoder, from, &*reading)?;
+                from.manifest().base.as_ref().map(|base| base.digits().to_owned())
+            }
+            WeightSource::Folder(from) => {
+                let from = PretrainedWeights::new(Folder::open(from)?, &decoder)?;
+                load_folder(&dev, &decoder, &from, &*reading)?;
+                None
+            }
+        };
+        if decoder.shape().adapters().is_some() {
+            let base = base(config, &decoder, of_base.as_deref(), progress)?;
+            load_folder(&dev, &decoder, &base, &*reading)?;
         }
         drop(reading);
         Ok(Self { dev, decoder, cache, cached: vec![0; samples], tokens, context })

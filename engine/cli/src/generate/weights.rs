@@ -2,11 +2,12 @@
 //! transformers.
 
 use super::GenerateError;
-use checkpoint::hugging_face::{Folder, PretrainedWeights};
+use checkpoint::hugging_face::PretrainedWeights;
 use checkpoint::manifest::TensorEntry;
 use checkpoint::{Checkpoint, TensorState};
 use data::progress::Reading;
 use device::{Device, Tensor, ViewMut};
+use engine::run::export::BASE;
 use files::input;
 use layout::segment_runs::SegmentRuns;
 use safetensors::tensor::Metadata;
@@ -61,19 +62,22 @@ const fn bytes_of(values: &[f32]) -> u64 {
     size_of_val(values) as u64
 }
 
-/// Reads every parameter of `decoder` from a folder of transformers.
+/// Reads every parameter of `decoder` but its adapters from a folder of transformers.
 pub(super) fn load_folder(
     dev: &Device,
     decoder: &Decoder,
-    from: &Path,
+    from: &PretrainedWeights,
     reading: &dyn Reading,
 ) -> Result<(), GenerateError> {
-    let from = PretrainedWeights::new(Folder::open(from)?, decoder)?;
     let source = from.of_rank(decoder, dev.rank());
     for (segment, layout) in decoder.segments().iter().enumerate() {
-        let params = decoder.params(segment).slice(0..layout.len);
+        let base = match decoder.shape().adapters() {
+            Some(_) => layout.padded..layout.whole,
+            None => 0..layout.len,
+        };
+        let params = decoder.params(segment).slice(base.clone());
         set(dev, params, &|first, values| {
-            source.fill(segment, first, values)?;
+            source.fill(segment, base.start + first, values)?;
             reading.add(bytes_of(values));
             Ok(())
         })?;
@@ -84,7 +88,7 @@ pub(super) fn load_folder(
 /// Function that reads elements: the tensor's number, the first element's index, the values to set.
 type TensorReader<'a> = dyn Fn(usize, usize, &mut [f32]) -> Result<(), GenerateError> + Sync + 'a;
 
-/// Sets every parameter of `decoder`. Rows that pad the vocabulary are in no tensor and become 0.
+/// Sets every trained parameter of `decoder`. Rows that pad the vocabulary are in no tensor and become 0.
 fn set_all(dev: &Device, decoder: &Decoder, read: &TensorReader<'_>) -> Result<(), GenerateError> {
     let rank = dev.rank();
     let runs = SegmentRuns::new(decoder, (rank.tp, rank.tp_size), |number, _| number);
@@ -97,14 +101,14 @@ fn set_all(dev: &Device, decoder: &Decoder, read: &TensorReader<'_>) -> Result<(
     Ok(())
 }
 
-/// Reads all parameters from a safetensors file. If the file has more positions than the decoder,
-/// the first ones count.
+/// Reads all trained parameters from a safetensors file. If the file has more positions than the decoder,
+/// the first ones count. Returns the hash of the base of adapters, if the file has it.
 pub(super) fn load(
     dev: &Device,
     decoder: &Decoder,
     path: &Path,
     reading: &dyn Reading,
-) -> Result<(), GenerateError> {
+) -> Result<Option<String>, GenerateError> {
     let unreadable = |source| GenerateError::Read { path: path.to_owned(), source };
     let wrong = |problem: String| GenerateError::Weights { path: path.to_owned(), problem };
     let file = input::open(path).map_err(unreadable)?;
@@ -148,10 +152,11 @@ pub(super) fn load(
         values.iter_mut().zip(numbers).for_each(|(value, x)| *value = x);
         reading.add(bytes_of(values));
         Ok(())
-    })
+    })?;
+    Ok(metadata.metadata().as_ref().and_then(|words| words.get(BASE)).cloned())
 }
 
-/// Reads all parameters from a checkpoint. If it has more positions than the decoder, the first
+/// Reads all trained parameters from a checkpoint. If it has more positions than the decoder, the first
 /// ones count.
 pub(super) fn load_checkpoint(
     dev: &Device,

@@ -2,7 +2,7 @@
 
 use super::super::data::ReadOptions;
 use super::super::{
-    CommandError, ConfigArgs, check_built, code, data, quoted_path, say, set_arguments,
+    CommandError, ConfigArgs, check_built, code, data, quoted_path, say, set_arguments, weights,
 };
 use super::{ChoiceArgs, NewRun, run_of};
 use crate::report::reading::TerminalProgress;
@@ -11,7 +11,7 @@ use ::data::Tokenizer;
 use ::data::byte_tokenizer::is_of_bytes;
 use ::data::model_files::{ModelFileError, ModelFiles};
 use checkpoint::hugging_face::{
-    ExportError, Folder, FolderError, ModelExport, Numbers, export, import,
+    ExportError, Folder, FolderError, ModelExport, Numbers, export, export_adapters, import,
 };
 use config::tokenizers::tokenizer_file;
 use config::{LoadedConfig, Origin};
@@ -31,9 +31,12 @@ pub(in crate::commands) struct ExportArgs {
     out: PathBuf,
     #[command(flatten)]
     choice: ChoiceArgs,
-    /// Format: a folder of Hugging Face's transformers
+    /// Format: a folder of Hugging Face's transformers, or of PEFT
     #[arg(long, value_enum)]
     to: Format,
+    /// Merge the adapters of the run into the weights of model.from
+    #[arg(long)]
+    merge: bool,
     /// Type of the numbers: 4 bytes or 2 bytes each
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
@@ -42,11 +45,13 @@ pub(in crate::commands) struct ExportArgs {
     max_shard_size: u64,
 }
 
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Format {
     /// config.json and safetensors files, for `AutoModelForCausalLM.from_pretrained`, with the
     /// model's original tokenizer and chat template
     Safetensors,
+    /// adapter_config.json and adapter_model.safetensors, for `PeftModel.from_pretrained`
+    Peft,
 }
 
 /// Type of the written numbers.
@@ -73,7 +78,6 @@ pub(in crate::commands) struct ImportArgs {
 }
 
 pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), CommandError> {
-    let Format::Safetensors = args.to;
     let numbers = match args.dtype {
         Dtype::F32 => Numbers::F32,
         Dtype::Bf16 => Numbers::Bf16,
@@ -85,7 +89,30 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
     let tokenizer = data::tokenizer_of(run_of(&from), &config)?;
     let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
     let model_files = ModelFiles::of_run(run_of(&from))?;
+    let adapted = built.decoder.shape().adapters().is_some();
+    let merged = match (args.to, args.merge, adapted) {
+        (Format::Safetensors, true, true) => {
+            weights::base(&config, &built.decoder, &from, &TerminalProgress)?
+        }
+        (Format::Safetensors, false, false) | (Format::Peft, false, true) => None,
+        (_, merge, adapted) => {
+            let why = match (merge, adapted) {
+                (true, true) => {
+                    "--merge: a folder of PEFT has the adapters alone; give --to safetensors with --merge, or leave --merge out"
+                }
+                (true, false) => "--merge: the run trained no adapters; leave --merge out",
+                (false, true) => {
+                    "the run trained adapters: give --to peft for the adapters alone, or --to safetensors --merge for the whole model"
+                }
+                (false, false) => {
+                    "--to peft: the run trained no adapters, but all weights; give --to safetensors"
+                }
+            };
+            return Err(CommandError::new(code::CONFIG, why));
+        }
+    };
     let source = ModelExport {
+        base: merged.as_deref(),
         checkpoint: &from,
         config: &config,
         built: &built,
@@ -95,7 +122,8 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
         max_file_bytes: args.max_shard_size,
         progress: &TerminalProgress,
     };
-    let files = export(&source, &args.out).map_err(|error| {
+    let write = if args.to == Format::Peft { export_adapters } else { export };
+    let files = write(&source, &args.out).map_err(|error| {
         let code = match &error {
             ExportError::From(_) | ExportError::To(_) => code::IO,
             ExportError::Exists(_) | ExportError::NotOurs(_) | ExportError::InUse(_) => {

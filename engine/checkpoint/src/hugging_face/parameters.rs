@@ -1,0 +1,121 @@
+//! The parameters of the whole model of a checkpoint: its own, or those of a base into which its
+//! adapters are merged.
+
+use super::FolderError;
+use super::weights::PretrainedWeights;
+use super::write::ExportError;
+use crate::{Checkpoint, CheckpointError, TensorState};
+use rayon::iter::{IndexedParallelIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
+use std::collections::BTreeMap;
+use tensor_parallel::{Decoder, FACTORS, Param};
+
+/// The parameters of a model to export, without adapters.
+#[derive(Debug)]
+pub(super) struct ModelParameters<'a> {
+    checkpoint: &'a Checkpoint,
+    /// The parameters, in the order of the model.
+    pub(super) params: Vec<&'a Param>,
+    merged: Option<Merged<'a>>,
+}
+
+/// A base, and the adapters of a checkpoint.
+#[derive(Debug)]
+struct Merged<'a> {
+    base: &'a PretrainedWeights,
+    /// Numbers of the factors in the checkpoint, by the name of their linear.
+    factors: BTreeMap<&'a str, [usize; 2]>,
+    /// Factor of the adapters' outputs.
+    scale: f64,
+}
+
+impl<'a> ModelParameters<'a> {
+    /// The parameters of `checkpoint`, which has the model of `decoder`. A model with adapters needs
+    /// its `base`.
+    pub(super) fn new(
+        checkpoint: &'a Checkpoint,
+        decoder: &'a Decoder,
+        base: Option<&'a PretrainedWeights>,
+    ) -> Self {
+        let params = decoder.segments().iter().flat_map(|layout| layout.base_params()).collect();
+        let adapters = decoder.shape().adapters();
+        assert_eq!(adapters.is_some(), base.is_some(), "adapters are merged into their base");
+        let merged = adapters.zip(base).map(|(adapters, base)| {
+            let mut factors: BTreeMap<&str, [usize; 2]> = BTreeMap::new();
+            let trained = decoder.segments().iter().flat_map(|layout| &layout.params);
+            for (number, param) in trained.enumerate() {
+                for (which, factor) in FACTORS.into_iter().enumerate() {
+                    if let Some(linear) = linear_of(&param.name, factor) {
+                        factors.entry(linear).or_default()[which] = number;
+                    }
+                }
+            }
+            Merged { base, factors, scale: adapters.scale }
+        });
+        Self { checkpoint, params, merged }
+    }
+
+    /// Reads a whole parameter in the layout of onebox.
+    pub(super) fn values(&self, number: usize) -> Result<Vec<f32>, ExportError> {
+        let Some(Merged { base, factors, scale }) = &self.merged else {
+            return Ok(read(self.checkpoint, number)?);
+        };
+        let mut values = base.whole(number)?;
+        let linear = self.params[number].name.strip_suffix(".weight");
+        if let Some([a, b]) = linear.and_then(|linear| factors.get(linear)) {
+            let columns = self.params[number].global.1;
+            let [a, b] = [read(self.checkpoint, *a)?, read(self.checkpoint, *b)?];
+            merge(&mut values, columns, [&a, &b], *scale);
+        }
+        Ok(values)
+    }
+}
+
+/// The linear of a factor: `h.0.attn.q` of `h.0.attn.q.lora_a`.
+fn linear_of<'a>(name: &'a str, factor: &str) -> Option<&'a str> {
+    name.strip_suffix(factor)?.strip_suffix('.')
+}
+
+/// Reads a whole tensor of a checkpoint.
+pub(super) fn read(from: &Checkpoint, number: usize) -> Result<Vec<f32>, CheckpointError> {
+    let elements = from.summary().tensors()[number].num_elements();
+    let mut values = vec![0.0; elements];
+    from.reader().read(TensorState::parameter(number), 0..elements, &mut values)?;
+    Ok(values)
+}
+
+/// Computes w (n, k) += s b (n, r) a (r, k), with one rounding.
+fn merge(w: &mut [f32], k: usize, [a, b]: [&[f32]; 2], s: f64) {
+    let rank = a.len() / k;
+    w.par_chunks_mut(k).enumerate().for_each(|(row, w)| {
+        let b = &b[row * rank..(row + 1) * rank];
+        for (column, w) in w.iter_mut().enumerate() {
+            let product = b.iter().enumerate();
+            let product = product.map(|(i, b)| f64::from(*b) * f64::from(a[i * k + column]));
+            *w = (f64::from(*w) + s * product.sum::<f64>()) as f32;
+        }
+    });
+}
+
+impl PretrainedWeights {
+    /// Reads a whole parameter, in the layout of onebox.
+    pub(super) fn whole(&self, number: usize) -> Result<Vec<f32>, FolderError> {
+        self.folder.read(&self.places[number])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_merged_weight_is_the_weight_plus_the_scaled_product() {
+        let (mut w, a, b) =
+            ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0, 0.0, 2.0, 0.0, 1.0, 1.0], [1.0, 2.0, 0.0, 3.0]);
+        // Two rows of three; rank 2.
+        merge(&mut w, 3, [&a, &b], 0.5);
+        assert_eq!(w, [1.5, 3.0, 5.0, 4.0, 6.5, 7.5]);
+        assert_eq!(linear_of("h.0.attn.q.lora_a", FACTORS[0]), Some("h.0.attn.q"));
+        assert_eq!(linear_of("h.0.attn.q.lora_a", FACTORS[1]), None);
+    }
+}

@@ -1,0 +1,124 @@
+//! Folders of PEFT: the adapters of a checkpoint, for `PeftModel.from_pretrained`.
+
+use super::names::{HEAD, Names};
+use super::numbers::Numbers;
+use super::parameters::read;
+use super::write::{ExportError, ModelExport, cannot_write, in_new_folder, write_small};
+use super::{FolderError, config_json};
+use crate::Checkpoint;
+use crate::header::{self, HeaderEntry};
+use config::{Adapter, Family};
+use files::durable::create_new;
+use files::hub::name_of_snapshot;
+use files::names::{CONFIG_OF_ADAPTER, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS_OF_ADAPTER};
+use serde_json::{Map, json};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use tensor_parallel::{FACTORS, Param};
+
+/// Names of the factors in PEFT, in the order of [`FACTORS`].
+const PEFT_FACTORS: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
+/// Prefix of all names in PEFT's files.
+const PREFIX: &str = "base_model.model.";
+
+/// Files of a tokenizer and its chat template, which a folder of PEFT may have.
+const OF_TOKENIZER: [&str; 5] = [
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+];
+
+/// Writes the adapters of a checkpoint as a new folder `out` of PEFT. Returns the names of its files.
+///
+/// # Errors
+/// As [`export`](super::export), and for a checkpoint without adapters.
+pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, ExportError> {
+    let Adapter::Lora { rank, alpha, rank_stabilized, targets, .. } = &model.config.adapter else {
+        let why = "the run has no adapters, which a folder of PEFT holds: export it with --to safetensors";
+        return Err(FolderError::refused(model.checkpoint.path(), why).into());
+    };
+    let (family, shape) = (model.config.model.family, model.built.decoder.shape());
+    let came = model.model_files.get(super::CONFIG);
+    let described =
+        config_json::description(&model.config.model, Numbers::F32.of_torch(), came, false);
+    let class = described.map_err(|why| FolderError::refused(out, why))?.class;
+    if class.fuses_projections() {
+        let why = "the class of the model has q, k and v in one tensor, and the run trained an adapter for each of them: PEFT has no \
+                   such adapters. Export the merged model with --to safetensors --merge";
+        return Err(FolderError::refused(model.checkpoint.path(), why).into());
+    }
+    let names = Names::of(shape, class, false);
+    let from = model.config.model.from.as_deref().unwrap_or_default();
+    let base = name_of_snapshot(Path::new(from)).unwrap_or_else(|| from.to_owned());
+    let config = json!({
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": family == Family::Gpt2,
+        "inference_mode": true,
+        "init_lora_weights": true,
+        "lora_alpha": config::decimal(*alpha),
+        "lora_dropout": 0.0,
+        "peft_type": "LORA",
+        "r": rank,
+        "target_modules": targets.names(family),
+        "task_type": "CAUSAL_LM",
+        "use_rslora": rank_stabilized,
+    });
+    in_new_folder(out, |folder| {
+        let mut files = vec![WEIGHTS_OF_ADAPTER.to_owned()];
+        let params = model.built.decoder.segments().iter().flat_map(|layout| &layout.params);
+        let params: Vec<&Param> = params.collect();
+        write_factors(model.checkpoint, &params, names, &folder.join(WEIGHTS_OF_ADAPTER))?;
+        let text = format!("{config:#}\n");
+        write_small(folder, CONFIG_OF_ADAPTER, text.as_bytes(), &mut files)?;
+        if let Some(bytes) = model.tokenizer {
+            write_small(folder, TOKENIZER, bytes, &mut files)?;
+        }
+        for (name, bytes) in model.model_files.files() {
+            if OF_TOKENIZER.contains(name) && !files.iter().any(|written| written == name) {
+                write_small(folder, name, bytes, &mut files)?;
+            }
+        }
+        Ok(files)
+    })
+}
+
+/// Name of a factor in PEFT's file.
+fn name_in_peft(names: Names, param: &Param) -> String {
+    let of_factor = FACTORS.iter().zip(PEFT_FACTORS).find_map(|(ours, theirs)| {
+        let linear = param.name.strip_suffix(ours)?;
+        let weight = names.whole(&format!("{linear}weight"));
+        Some(format!("{PREFIX}{}{theirs}", weight.strip_suffix("weight")?))
+    });
+    assert_ne!(param.name, HEAD, "the output projection has no adapter");
+    of_factor.unwrap_or_else(|| unreachable!("{} is a factor of an adapter", param.name))
+}
+
+fn write_factors(
+    from: &Checkpoint,
+    params: &[&Param],
+    names: Names,
+    path: &Path,
+) -> Result<(), ExportError> {
+    let failed = cannot_write(path);
+    let entry = |param: &&Param| HeaderEntry {
+        name: name_in_peft(names, param),
+        dtype: Numbers::F32.name().into(),
+        shape: param.dimensions(),
+        bytes: Numbers::F32.width() * param.global_len() as u64,
+    };
+    let torch = Map::from_iter([("__metadata__".into(), json!({ "format": "pt" }))]);
+    let file = create_new(path).map_err(&failed)?;
+    let mut file = BufWriter::with_capacity(1 << 20, file);
+    let header = header::of_entries(torch, params.iter().map(entry));
+    file.write_all(&header).map_err(&failed)?;
+    for number in 0..params.len() {
+        let mut bytes = Vec::new();
+        read(from, number)?.into_iter().for_each(|x| Numbers::F32.write(x, &mut bytes));
+        file.write_all(&bytes).map_err(&failed)?;
+    }
+    file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&failed)?;
+    Ok(())
+}
