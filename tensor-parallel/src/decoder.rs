@@ -14,7 +14,7 @@ use crate::host_activations::{ActivationCopies, HostActivations};
 use crate::kv_cache::{Extension, KvCache, NewTokens};
 use crate::loss::{Head, HeadInputs, LossTensors};
 use crate::norm::{AppliedNorm, Norm, NormActivations};
-use crate::params::SegmentLayout;
+use crate::params::{SegmentLayout, TrainedParams};
 use crate::rotary::RotaryTables;
 use crate::shape::{BatchTensors, DecoderShape, ExpertsShape, MicrobatchContext, Ring};
 use device::{Arena, Device, Error, Event, Lane::Compute, Op, Plan, Tensor};
@@ -148,9 +148,29 @@ fn plan_params(
 }
 
 impl DecoderShape {
-    /// Number of parameters, without padding.
+    /// Number of parameters of the model itself, without adapters and padding.
     pub fn parameters(&self) -> u64 {
         self.parameters_with(|experts| experts.count)
+    }
+
+    /// Number of trained parameters, without padding.
+    pub fn trained_parameters(&self) -> u64 {
+        let few = Self { layers: 0, ..self.clone() };
+        let of = |s: &SegmentLayout| s.params.iter().map(|p| p.global_len() as u64).sum::<u64>();
+        let others: u64 = layouts(&few, 1).iter().map(of).sum();
+        // Blocks of one form may have different trained parameters.
+        match self.trained {
+            TrainedParams::AllBut(_) => {
+                others
+                    + (0..self.layers).map(|layer| of(&block::layout(self, layer, 1))).sum::<u64>()
+            }
+            TrainedParams::All | TrainedParams::Adapters(_) => {
+                let forms = self.block_forms();
+                let of_form =
+                    |form: BlockForm| form.blocks as u64 * of(&block::layout(self, form.layer, 1));
+                others + forms.map(of_form).sum::<u64>()
+            }
+        }
     }
 
     /// Number of parameters that take part in the computation of one token, without padding.
@@ -161,7 +181,7 @@ impl DecoderShape {
     /// Number of parameters without padding, if layers with experts have `count` of them.
     fn parameters_with(&self, count: impl Fn(&ExpertsShape) -> usize) -> u64 {
         let few = Self { layers: 0, ..self.clone() };
-        let of = |s: &SegmentLayout| s.all_params().map(|p| p.global_len() as u64).sum::<u64>();
+        let of = |s: &SegmentLayout| s.base_params().map(|p| p.global_len() as u64).sum::<u64>();
         let others: u64 = layouts(&few, 1).iter().map(of).sum();
         let blocks = self.block_forms().map(|BlockForm { layer, blocks }| {
             let own = of(&block::layout(self, layer, 1));

@@ -418,7 +418,7 @@ impl DecoderShape {
     }
 
     /// FLOPs per token, forward and backward, without recomputation: 6 per parameter of the
-    /// linears that a token passes, plus attention's causal matmuls over the keys of each layer's
+    /// linears that a token passes (4 if they are frozen under adapters, whose own are few), plus attention's causal matmuls over the keys of each layer's
     /// window. A token passes the router and k experts of a layer with experts.
     pub fn model_flops_per_token(&self) -> f64 {
         let (c, d, l) = (self.hidden as f64, self.head_dim as f64, self.layers as f64);
@@ -436,7 +436,8 @@ impl DecoderShape {
         let linears = l * c * (2.0 * q + 2.0 * kv + inner) + self.vocab as f64 * c;
         // Twice the mean number of keys of a query: T without a window.
         let keys = |layer| 2.0 * self.scores(layer).pairs(self.seq_len) / self.seq_len as f64;
-        6.0 * linears + 6.0 * (0..self.layers).map(keys).sum::<f64>() * q
+        let of_linears = if self.adapters().is_some() { 4.0 } else { 6.0 };
+        of_linears * linears + 6.0 * (0..self.layers).map(keys).sum::<f64>() * q
     }
 
     pub(crate) const fn region(&self) -> Region {

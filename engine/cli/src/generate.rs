@@ -45,6 +45,10 @@ pub enum GenerateError {
          model.from to a copy of it", .0.shown()
     )]
     OtherBase(PathBuf),
+    #[error(
+        "the weights under the adapters are random, and in no folder, so that no text can be generated"
+    )]
+    NoBase,
     #[error("--prompt {0}: {1}")]
     Prompt(String, String),
     #[error(

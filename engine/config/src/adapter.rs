@@ -135,21 +135,22 @@ fn has_adapters(config: &Config) -> bool {
     config.adapter != Adapter::None
 }
 
+impl Config {
+    /// Warning about adapters of random weights. `None`: the run has no adapters, or a model.
+    pub fn adapters_of_random_weights(&self) -> Option<&'static str> {
+        (has_adapters(self) && !is_pretrained(&self.model)).then_some(
+            "the run trains adapters, and the weights under them are random: set model.from to the folder of a model",
+        )
+    }
+}
+
 impl Checks<'_> {
-    pub(super) const ADAPTERS: &'static [Clash] = &[
-        Clash {
-            has: |c| has_adapters(c) && !is_pretrained(&c.model),
-            message: "an adapter belongs to the weights of a model, and this run starts from random weights",
-            help: "set `model.from` to the folder of the model, or leave `adapter` out",
-            values: &[("adapter", "adapters"), ("model.from", "no weights")],
-        },
-        Clash {
-            has: |c| has_adapters(c) && c.offload.transfer == Transfer::Blocking,
-            message: "frozen weights have no blocking transfers",
-            help: "set `offload.transfer: Streamed`",
-            values: &[("adapter", "adapters"), ("offload.transfer", "blocking transfers")],
-        },
-    ];
+    pub(super) const ADAPTERS: &'static [Clash] = &[Clash {
+        has: |c| has_adapters(c) && c.offload.transfer == Transfer::Blocking,
+        message: "frozen weights have no blocking transfers",
+        help: "set `offload.transfer: Streamed`",
+        values: &[("adapter", "adapters"), ("offload.transfer", "blocking transfers")],
+    }];
 
     /// Requires that the model has the linears with adapters.
     pub(super) fn linears_of_adapters(&self) -> Option<Violation> {

@@ -32,8 +32,7 @@ impl FineTune {
         model: &ModelConfig,
         adapter: &Adapter,
     ) -> Option<Self> {
-        let lr = if *adapter == Adapter::None { usual_rate(model) } else { RATE_OF_ADAPTERS };
-        let defaults = Self { lr, beta2: 0.999, weight_decay: 0.0 };
+        let defaults = Self { lr: usual_rate(model, adapter), beta2: 0.999, weight_decay: 0.0 };
         (!reader.stored && is_pretrained(model)).then_some(defaults)
     }
 
@@ -66,7 +65,10 @@ pub(super) fn is_pretrained(model: &ModelConfig) -> bool {
 }
 
 /// Default of the learning rate. Recipes for small models have larger rates.
-pub(super) fn usual_rate(model: &ModelConfig) -> f32 {
+pub(super) fn usual_rate(model: &ModelConfig, adapter: &Adapter) -> f32 {
+    if *adapter != Adapter::None {
+        return RATE_OF_ADAPTERS;
+    }
     if parameters(model) < LARGE { 5e-5 } else { 2e-5 }
 }
 

@@ -3,10 +3,12 @@
 
 use super::fine_tune::{is_pretrained, usual_rate};
 use super::reading::float_text;
-use super::{Config, OptimizerKind};
+use super::{Adapter, Config, OptimizerKind};
 
 /// Largest learning rate that is usual for a full fine-tune.
 const HIGHEST_RATE: f32 = 1e-4;
+/// Largest learning rate that is usual for adapters, whose first factor begins at zero.
+const HIGHEST_RATE_OF_ADAPTERS: f32 = 2e-3;
 /// Learning rate below which 16-bit copies of the weights hardly change.
 const LOWEST_RATE: f32 = 1e-7;
 
@@ -16,7 +18,8 @@ impl Config {
     pub fn unusual_rate(&self) -> Option<String> {
         let warning =
             is_pretrained(&self.model).then(|| self.unusual_rate_of_import()).flatten()?;
-        Some(format!("{warning} Without the key it is {}.", float_text(&usual_rate(&self.model))))
+        let usual = usual_rate(&self.model, &self.adapter);
+        Some(format!("{warning} Without the key it is {}.", float_text(&usual)))
     }
 
     /// The same for imported weights. The config does not name their folder, so its defaults belong to
@@ -26,7 +29,16 @@ impl Config {
         if self.optimizer.kind != OptimizerKind::AdamW {
             return None;
         }
-        let effect = if lr > HIGHEST_RATE {
+        let (highest, usual) = match self.adapter {
+            Adapter::None => (
+                HIGHEST_RATE,
+                "full fine-tunes usually take 1e-6 to 1e-4, and models of less than a billion parameters at times up to 1e-3",
+            ),
+            Adapter::Lora { .. } => {
+                (HIGHEST_RATE_OF_ADAPTERS, "adapters usually take 5e-5 to 5e-4")
+            }
+        };
+        let effect = if lr > highest {
             "A rate this high can destroy what the weights have learned"
         } else if lr < LOWEST_RATE {
             "At a rate this low the weights hardly change"
@@ -34,8 +46,7 @@ impl Config {
             return None;
         };
         Some(format!(
-            "optimizer.lr is {} for pretrained weights. {effect}: full fine-tunes usually take 1e-6 to 1e-4, \
-             and models of less than a billion parameters at times up to 1e-3.",
+            "optimizer.lr is {} for pretrained weights. {effect}: {usual}.",
             float_text(&lr)
         ))
     }

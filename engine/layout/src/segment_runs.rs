@@ -33,6 +33,15 @@ impl<T: Clone> SegmentRuns<T> {
         Self::of(decoder, ranks, |layout| layout.params.iter().collect(), source)
     }
 
+    /// As [`new`](Self::new), for all parameters, also frozen ones.
+    pub fn of_all(
+        decoder: &Decoder,
+        ranks: (usize, usize),
+        source: impl FnMut(usize, &Param) -> T,
+    ) -> Self {
+        Self::of(decoder, ranks, |layout| layout.all_params().collect(), source)
+    }
+
     /// As [`new`](Self::new), for all parameters of the model itself, without adapters.
     pub fn of_base(
         decoder: &Decoder,

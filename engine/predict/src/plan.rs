@@ -37,8 +37,10 @@ pub struct Report {
     pub verdict: Option<bool>,
     /// Reason why the GPUs' memory is unknown.
     pub not_checked: Option<String>,
-    /// Number of parameters of the model, without padding.
+    /// Number of parameters of the model, without adapters and padding.
     pub parameters: u64,
+    /// Number of parameters that the run trains, without padding.
+    pub trained_parameters: u64,
     /// TP degree.
     pub tensor: usize,
     /// DP degree.
@@ -173,6 +175,7 @@ pub fn memory_report(config: &Config, built: &RankLayout) -> Report {
         verdict: (!fits || not_checked.is_none()).then_some(fits),
         not_checked,
         parameters: built.decoder.shape().parameters(),
+        trained_parameters: built.decoder.shape().trained_parameters(),
         tensor: config.parallel.tensor,
         data: config.parallel.data,
         micro_batches: built.micro_batches,

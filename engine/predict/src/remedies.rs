@@ -281,7 +281,8 @@ fn pairs<'a>(changes: &[&'a SettingChange]) -> Vec<[&'a SettingChange; 2]> {
     all.filter(|[a, b]| a.0 != b.0).collect()
 }
 
-/// Whether host and GPUs together have 6 bytes per parameter, the least bytes of its states.
+/// Whether host and GPUs together have 6 bytes per trained parameter, the least bytes of its states,
+/// and 2 bytes per frozen one.
 fn may_hold_states(config: &Config) -> bool {
     let bytes = match &config.device {
         DeviceConfig::Cpu { .. } => available_memory(),
@@ -292,7 +293,10 @@ fn may_hold_states(config: &Config) -> bool {
                 + box_.gpu_memory.saturating_mul(box_.gpus as u64)
         }
     };
-    6 * shape(config).parameters() <= bytes
+    let shape = shape(config);
+    let trained = shape.trained_parameters();
+    let frozen = if shape.adapters().is_some() { shape.parameters() } else { 0 };
+    6 * trained + 2 * frozen <= bytes
 }
 
 fn predicted(config: &Config, machine: &LocalMachine) -> Option<f64> {

@@ -77,10 +77,15 @@ impl Ranks<'_> {
         let rank = dev.rank().index();
         let base = self.options.pretrained.as_ref();
         let base = base.map(|base| base.of_rank(&self.layout.decoder, dev.rank()));
+        let given = self.options.initial.as_deref();
+        let initial =
+            InitialParameters::new(self.config, &self.layout.decoder, dev.rank().tp, given);
         let fill = |at: StatePosition, values: &mut [f32]| {
             if self.is_frozen(at) {
-                let base = base.as_ref();
-                let base = base.unwrap_or_else(|| unreachable!("a run with adapters has a base"));
+                let Some(base) = &base else {
+                    initial.fill(at.segment, at.first, values);
+                    return Ok(());
+                };
                 return base.fill(at.segment, at.first, values).map_err(|e| load_failed(rank, &e));
             }
             let filled = stored.fill(at, values);

@@ -35,7 +35,7 @@ impl InitialParameters {
         tp: usize,
         given: Option<&Weights>,
     ) -> Self {
-        Self(SegmentRuns::new(decoder, (tp, config.parallel.tensor), |_, param| TensorInit {
+        Self(SegmentRuns::of_all(decoder, (tp, config.parallel.tensor), |_, param| TensorInit {
             stream: random::key_of_name(config.train.seed, &param.name),
             init: param.init,
             given: given.and_then(|all| all.get(&param.name)).cloned(),

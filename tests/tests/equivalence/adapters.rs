@@ -4,10 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
+use crate::llama::packed::cut;
 use checkpoint::hugging_face::{Folder, PretrainedWeights};
-use config::Config;
+use config::{Config, Packing};
 use data::progress::Silence;
-use engine::run::{Message, RunOptions, train};
+use data::{Corpus, Dataset, Document};
+use engine::run::{Message, RunOptions, Weights, train};
 use layout::build::shape;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +21,8 @@ use tests::{config, dataset_of_windows, lay_out};
 /// Samples and tokens of a sample of the fixtures.
 const B: usize = 6;
 const T: usize = 12;
+/// Seed of the order of documents.
+const SEED: u64 = 7;
 
 /// A model with its adapters.
 struct Adapted {
@@ -30,7 +34,7 @@ struct Adapted {
 }
 
 /// Three of six ranks share each head of keys and values.
-const MODELS: [Adapted; 4] = [
+const MODELS: [Adapted; 5] = [
     Adapted { name: "llama3", adapter: "rank: 4, alpha: 8", ranks: &[1, 2, 6] },
     Adapted {
         name: "qwen2",
@@ -38,6 +42,11 @@ const MODELS: [Adapted; 4] = [
         ranks: &[1, 2, 6],
     },
     Adapted { name: "qwen3", adapter: "rank: 2, alpha: 1", ranks: &[1, 2] },
+    Adapted {
+        name: "mistral-window",
+        adapter: "rank: 2, alpha: 4, targets: [\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\"]",
+        ranks: &[1, 2, 6],
+    },
     Adapted { name: "gpt2", adapter: "rank: 4, alpha: 4", ranks: &[1, 2, 4] },
 ];
 
@@ -252,42 +261,102 @@ const WAYS: [&[&str]; 8] = [
     ],
 ];
 
+/// The factors of a fixture, by their names in onebox.
+fn initial_factors(model: &Adapted, fixture: &Fixture) -> Arc<Weights> {
+    let decoder = lay_out(&fp32(model, &[], 0)).decoder;
+    let params = decoder.segments().iter().flat_map(|s| &s.params);
+    let factors = params.map(|param| {
+        let values = fixture.get(&theirs(model.name, &param.name));
+        (param.name.clone(), values.iter().map(|x| *x as f32).collect())
+    });
+    Arc::new(factors.collect())
+}
+
+/// Trains the adapters of a fixture, and compares the losses and norms of the steps. `steps`: prefix
+/// of their names in the fixture.
+fn assert_steps(
+    model: &Adapted,
+    fixture: &Fixture,
+    config: &Config,
+    data: &Arc<Dataset>,
+    steps: &str,
+) {
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    let options = RunOptions {
+        pretrained: Some(base(model)),
+        initial: Some(initial_factors(model, fixture)),
+        ..RunOptions::default()
+    };
+    let outcome = train(config, &lay_out(config), data, &options, &mut |message| {
+        if let Message::Step(step) = message {
+            losses.push(step.loss);
+            norms.push(step.grad_norm);
+        }
+    });
+    outcome.unwrap();
+    let of = |name: &str| fixture.get(&format!("{steps}train.{name}"));
+    let apart = [worst(&losses, of("losses")), worst(&norms, of("norms"))];
+    assert!(apart.iter().all(|x| *x < 2e-5), "{} {steps} {apart:?}", model.name);
+}
+
 #[test]
 fn ten_adamw_steps_of_adapters_are_those_of_peft_in_every_place() {
     for (number, model) in MODELS.iter().enumerate() {
-        let (fixture, from) = (load(model.name), base(model));
-        let decoder = lay_out(&fp32(model, &[], 0)).decoder;
-        let params = decoder.segments().iter().flat_map(|s| &s.params);
-        let initial = params.map(|param| {
-            let values = fixture.get(&theirs(model.name, &param.name));
-            (param.name.clone(), values.iter().map(|x| *x as f32).collect())
-        });
-        let initial = Arc::new(initial.collect());
+        let fixture = load(model.name);
         for (way, sets) in WAYS.iter().enumerate() {
             if number > 0 && !full() && !(number + way).is_multiple_of(4) {
                 continue;
             }
+            println!("{} {sets:?}", model.name);
             let run = tempfile::tempdir().unwrap();
             let windows: Vec<&[f64]> = fixture.get("train.tokens").chunks(T + 1).collect();
             let (seed, data) = dataset_of_windows(&windows, B, 61, run.path());
             let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
-            let config = fp32(model, &sets, seed);
-            let (mut losses, mut norms) = (Vec::new(), Vec::new());
-            let options = RunOptions {
-                pretrained: Some(Arc::clone(&from)),
-                initial: Some(Arc::clone(&initial)),
-                ..RunOptions::default()
+            assert_steps(model, &fixture, &fp32(model, &sets, seed), &data, "");
+        }
+    }
+}
+
+/// Each document in a sample of its own, and several side by side.
+#[test]
+fn ten_adamw_steps_of_adapters_on_documents_are_those_of_peft() {
+    for model in &MODELS {
+        let fixture = load(model.name);
+        let tokens = fixture.get("masked.train.tokens").chunks(T + 1);
+        let targets = fixture.get("masked.train.targets").chunks(T);
+        let starts = fixture.get("packed.train.starts").chunks(T);
+        let alone = [0.0; T];
+        for (steps, packs) in [("masked.", false), ("packed.", true)] {
+            println!("{} {steps}", model.name);
+            let samples = tokens.clone().zip(targets.clone()).zip(starts.clone());
+            let samples: Vec<Vec<Document>> = samples
+                .map(|((t, wanted), starts)| cut(t, wanted, if packs { starts } else { &alone }))
+                .collect();
+            let validation = samples[0].clone();
+            let of = |samples: &[Vec<Document>]| {
+                Corpus::of_documents(&samples.concat(), &validation, T, packs)
             };
-            let outcome = train(&config, &lay_out(&config), &data, &options, &mut |message| {
-                if let Message::Step(step) = message {
-                    losses.push(step.loss);
-                    norms.push(step.grad_norm);
-                }
-            });
-            outcome.unwrap();
-            let of = |name: &str| fixture.get(&format!("train.{name}"));
-            let apart = [worst(&losses, of("losses")), worst(&norms, of("norms"))];
-            assert!(apart.iter().all(|x| *x < 2e-5), "{} {sets:?}: {apart:?}", model.name);
+            let shuffled = of(&samples);
+            let mut in_place = samples.clone();
+            for (n, documents) in samples.iter().enumerate() {
+                in_place[shuffled.shuffled(SEED, n as u64)].clone_from(documents);
+            }
+            let data = Arc::new(Dataset::from(of(&in_place)));
+            let batch = samples.len() / 10;
+            let sets = [
+                format!("batch.global={batch}"),
+                "batch.micro=4".to_owned(),
+                "data.order=Shuffled".to_owned(),
+                "recompute=Block".to_owned(),
+                "parallel.tensor=2".to_owned(),
+                "device.count=2".to_owned(),
+            ];
+            let mut config = fp32(model, &sets, SEED);
+            // Only a config with a format of documents can set this packing.
+            if packs {
+                config.data.packing = Packing::Documents;
+            }
+            assert_steps(model, &fixture, &config, &data, steps);
         }
     }
 }

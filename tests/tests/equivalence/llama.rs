@@ -7,7 +7,7 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 mod balance;
-mod packed;
+pub(crate) mod packed;
 mod tensors;
 
 use checkpoint::hugging_face::{Folder, ModelExport, Numbers, PretrainedWeights, export};

@@ -66,7 +66,7 @@ const BF16: RunDistance = RunDistance { loss: 1e-2, norm: 1e-2, weights: 1e-2 };
 const FP8: RunDistance = RunDistance { loss: 3e-2, norm: 9e-2, weights: 2.5e-2 };
 
 /// All features. The features with the effect `Library` are the last.
-pub(super) static FEATURES: [Feature; 30] = [
+pub(super) static FEATURES: [Feature; 31] = [
     feature("fp16", &["precision=Fp16"], &["loss_scale.initial=1024.0"], Rounding(FP16)),
     feature("bf16", &["precision=Bf16"], &[], Rounding(BF16)),
     feature("fp8", &["precision=Fp8"], &["model.hidden=64"], Rounding(FP8)),
@@ -84,6 +84,7 @@ pub(super) static FEATURES: [Feature; 30] = [
         &["model.family=Llama"],
         Experiment,
     ),
+    feature("adapters", &["adapter=Lora(rank: 4, alpha: 4)"], &["optimizer.lr=0.3"], Experiment),
     feature("serial update", &["offload.update=Serial"], &[], Place),
     feature(
         "speculative update",
@@ -159,6 +160,8 @@ pub(super) const REFUSALS: &[([&str; 2], &str)] = &[
     (["selective recomputation", "partitioned checkpoints"], "no block is recomputed"),
     (["sequence parallelism", "partitioned checkpoints"], "splits the checkpoints"),
     (["fp8", "experts"], "onebox has no fp8 matmuls of experts"),
+    (["experts", "adapters"], "onebox has no adapters of experts"),
+    (["adapters", BLOCKING], "frozen weights have no blocking transfers"),
     ([BLOCKING, "activation tiers"], "activations move to the host beside other blocks"),
     (["selective recomputation", "activation tiers"], "no block is recomputed"),
     (["packed documents", CUDNN], "cuDNN does not compute attention within documents"),
@@ -181,7 +184,7 @@ pub(super) struct NamedTest {
 
 /// Pairs that tests of other targets cover. `MODELS` there has models with windows, with layers
 /// without rotary positions, and with experts.
-pub(super) static TESTS: [NamedTest; 7] = [
+pub(super) static TESTS: [NamedTest; 10] = [
     NamedTest {
         pair: ["packed documents", "layer kinds"],
         file: "tests/tests/equivalence/llama/packed.rs",
@@ -205,6 +208,24 @@ pub(super) static TESTS: [NamedTest; 7] = [
         file: "tests/tests/equivalence/llama.rs",
         function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
         words: ["Corpus::of_documents", "MODELS"],
+    },
+    NamedTest {
+        pair: ["packed documents", "adapters"],
+        file: "tests/tests/equivalence/adapters.rs",
+        function: "ten_adamw_steps_of_adapters_on_documents_are_those_of_peft",
+        words: ["Packing::Documents", "MODELS"],
+    },
+    NamedTest {
+        pair: ["padded documents", "adapters"],
+        file: "tests/tests/equivalence/adapters.rs",
+        function: "ten_adamw_steps_of_adapters_on_documents_are_those_of_peft",
+        words: ["masked", "MODELS"],
+    },
+    NamedTest {
+        pair: ["layer kinds", "adapters"],
+        file: "tests/tests/equivalence/adapters.rs",
+        function: "logits_loss_and_every_gradient_are_those_of_peft_on_every_layout",
+        words: ["pass(&shape", "MODELS"],
     },
     NamedTest {
         pair: ["layer kinds", "experts"],

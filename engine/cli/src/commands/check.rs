@@ -53,6 +53,9 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
     if let Some(unusual) = config.unusual_rate().filter(|_| team.is_first()) {
         say(&format!("warning: {unusual}"));
     }
+    if let Some(random) = config.adapters_of_random_weights().filter(|_| team.is_first()) {
+        say(&format!("warning: {random}"));
+    }
     if *json {
         let cannot = not_built.as_ref().map_or_else(Vec::new, in_json);
         return print_json(&json!({
@@ -150,12 +153,14 @@ pub(super) fn model_words(model: &ModelConfig, parameters: f64) -> String {
 pub(super) fn parameter_words(config: &Config) -> String {
     let shape = layout::build::shape(config);
     let all = count(shape.parameters() as f64);
-    match shape.experts {
-        None => format!("{all} parameters"),
-        Some(_) => {
-            format!("{all} parameters, {} for each token", count(shape.active_parameters() as f64))
-        }
+    let mut words = format!("{all} parameters");
+    if shape.experts.is_some() {
+        words += &format!(", {} for each token", count(shape.active_parameters() as f64));
     }
+    if shape.adapters().is_some() {
+        words += &format!(", {} of adapters", count(shape.trained_parameters() as f64));
+    }
+    words
 }
 
 /// Formats a count with a unit: `124 M`, `70.1 B`.

@@ -462,7 +462,7 @@ impl From<GenerateError> for CommandError {
             GenerateError::Folder(error) => return error.into(),
             GenerateError::Read { .. } => code::IO,
             GenerateError::Weights { .. } => code::DATA,
-            GenerateError::OtherBase(_) => code::CHECKPOINT,
+            GenerateError::OtherBase(_) | GenerateError::NoBase => code::CHECKPOINT,
             GenerateError::Memory { .. } => code::HOST_MEMORY,
             GenerateError::NoGpu(_)
             | GenerateError::NoBf16 { .. }

@@ -170,7 +170,7 @@ pub(super) fn text(loaded: &LoadedConfig, machine: &LocalMachine, report: &Repor
 
 /// Disk space of a run in a directory of its own, below the working directory.
 fn disk(config: &Config, report: &Report) -> Disk {
-    Disk::new(config, report.parameters, Path::new(RUNS))
+    Disk::new(config, report.trained_parameters, Path::new(RUNS))
 }
 
 fn on_disk(out: &mut String, disk: &Disk) {

@@ -16,7 +16,7 @@ use self::guess::GuessWatch;
 pub(super) use self::prepared::check_memory;
 use self::prepared::{PreparedRun, prepare};
 use self::watch::Watch;
-use super::check::model_words;
+use super::check::{count, model_words};
 use super::processes::{SILENCE, Team};
 use super::signals::{self, Signals, StartupNotice};
 use super::trace::{self, TraceArgs};
@@ -318,6 +318,20 @@ impl Session<'_> {
         others.map(|from| from.path())
     }
 
+    /// The model in words, and its adapters.
+    fn model_words(&self) -> String {
+        let (m, shape) = (&self.run.loaded.config.model, self.run.built.decoder.shape());
+        let model = model_words(m, shape.parameters() as f64);
+        match shape.adapters() {
+            None => model,
+            Some(adapters) => format!(
+                "{model}\nadapter rank {}: {} parameters are trained, the model is frozen",
+                adapters.rank,
+                count(shape.trained_parameters() as f64)
+            ),
+        }
+    }
+
     fn introduce(&self) {
         let config = &self.run.loaded.config;
         let (m, p) = (&config.model, &config.parallel);
@@ -326,7 +340,7 @@ impl Session<'_> {
              layout  TP {} x DP {}{} on {}, {:?}; optimizer on {:?}, update {} by {}\n\
              batch   {} x {} in {} per rank\ndata    {}",
             self.dir.shown(),
-            model_words(m, self.run.built.decoder.shape().parameters() as f64),
+            self.model_words(),
             p.tensor,
             p.data,
             if p.sequence { ", sequence parallel" } else { "" },

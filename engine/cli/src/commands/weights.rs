@@ -51,11 +51,15 @@ pub(super) fn base(
     if gpt.shape().adapters().is_none() {
         return Ok(None);
     }
-    let Some(found) = pretrained(config, gpt)? else {
-        let why = "adapter: an adapter needs the weights of model.from, which is not set";
-        return Err(CommandError::new(code::CONFIG, why));
+    let (found, stored) = (pretrained(config, gpt)?, of.manifest().base.as_ref());
+    let Some(found) = found else {
+        let why = "adapter: the adapters were trained over the weights of a folder, and model.from is None; set it to the folder";
+        return match stored {
+            None => Ok(None),
+            Some(_) => Err(CommandError::new(code::CONFIG, why)),
+        };
     };
-    if of.manifest().base.as_ref() != Some(found.hash(progress)?) {
+    if stored != Some(found.hash(progress)?) {
         let why = format!(
             "{}: these are not the weights over which the adapters of {} were trained: bring the folder back as it was, or set \
              model.from to a copy of it",

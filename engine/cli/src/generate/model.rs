@@ -21,9 +21,7 @@ fn base(
     of_adapters: Option<&str>,
     progress: &dyn Progress,
 ) -> Result<PretrainedWeights, GenerateError> {
-    let Some(from) = &config.model.from else {
-        unreachable!("config check refuses adapters without a model")
-    };
+    let Some(from) = &config.model.from else { return Err(GenerateError::NoBase) };
     let base = PretrainedWeights::new(Folder::open(Path::new(from))?, decoder)?;
     if of_adapters != Some(base.hash(progress)?.digits()) {
         return Err(GenerateError::OtherBase(base.path().to_owned()));

@@ -116,7 +116,7 @@ fn kept_share(config: &Config) -> f64 {
 /// on them.
 fn with_larger_tiles(config: &Config) -> Option<Config> {
     let tile = config.offload.tile_elements as u64;
-    let of_rank = shape(config).parameters() / config.world_size() as u64;
+    let of_rank = shape(config).trained_parameters() / config.world_size() as u64;
     let of_block = of_rank / config.model.layers as u64;
     let times = (of_rank / LEAST_TILES).min(of_block / LEAST_TILES_OF_BLOCK) / tile;
     (times > 1).then(|| {

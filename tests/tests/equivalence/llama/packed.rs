@@ -217,7 +217,7 @@ fn a_document_changes_no_bit_of_the_logits_of_others() {
 }
 
 /// Cuts a sample of T + 1 tokens and T targets into documents. Targets below 0 do not count.
-fn cut(tokens: &[f64], targets: &[f64], starts: &[f64]) -> Vec<data::Document> {
+pub(crate) fn cut(tokens: &[f64], targets: &[f64], starts: &[f64]) -> Vec<data::Document> {
     let ends = |at: &usize| *at == T || starts[*at] == *at as f64;
     let places: Vec<usize> = (0..=T).filter(ends).collect();
     let document = |ends: &[usize]| data::Document {

@@ -92,7 +92,12 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
     let adapted = built.decoder.shape().adapters().is_some();
     let merged = match (args.to, args.merge, adapted) {
         (Format::Safetensors, true, true) => {
-            weights::base(&config, &built.decoder, &from, &TerminalProgress)?
+            let base = weights::base(&config, &built.decoder, &from, &TerminalProgress)?;
+            let Some(base) = base else {
+                let why = "--merge: the weights under the adapters are random, and in no folder";
+                return Err(CommandError::new(code::CONFIG, why));
+            };
+            Some(base)
         }
         (Format::Safetensors, false, false) | (Format::Peft, false, true) => None,
         (_, merge, adapted) => {

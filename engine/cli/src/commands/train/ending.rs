@@ -282,7 +282,11 @@ impl Session<'_> {
         ));
         if saved && exported.symlink_metadata().is_err() {
             let exported = quoted_path(&exported);
-            lines.push(format!("{program} checkpoint export {dir} {exported} --to safetensors"));
+            let form = match self.run.built.decoder.shape().adapters() {
+                Some(_) => "safetensors --merge",
+                None => "safetensors",
+            };
+            lines.push(format!("{program} checkpoint export {dir} {exported} --to {form}"));
         }
         let (file, given) = self.args.config.again(&place);
         let path = quoted_path(&file);

@@ -43,11 +43,11 @@ pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRu
     choose(&mut loaded, machine)?;
     check_built(&loaded, machine)?;
     team.check(&loaded.config)?;
-    if team.is_first()
-        && starts_anew(args)
-        && let Some(unusual) = loaded.config.unusual_rate()
-    {
-        say(&format!("warning: {unusual}"));
+    if team.is_first() && starts_anew(args) {
+        let random = loaded.config.adapters_of_random_weights().map(str::to_owned);
+        for warning in loaded.config.unusual_rate().into_iter().chain(random) {
+            say(&format!("warning: {warning}"));
+        }
     }
     // Only a run of epochs has read its data already.
     if let Some(data) = early.as_ref().filter(|_| team.is_first() && starts_anew(args))
@@ -297,7 +297,7 @@ fn check_disk(
     dir: Option<&Path>,
     mode: RunMode,
 ) -> Result<(), CommandError> {
-    let parameters = built.decoder.shape().parameters();
+    let parameters = built.decoder.shape().trained_parameters();
     // A fork gets a directory next to its source.
     let next_to =
         |dir: &Path| dir.canonicalize().map_or(dir.to_owned(), |dir| dir.with_extension("new"));
