@@ -1,7 +1,7 @@
 //! Runs with features, and their comparison.
 
 use super::table::{DELAYED, Feature, PACKED, PADDED, settings};
-use checkpoint::hugging_face::{ModelExport, Numbers, export};
+use checkpoint::hugging_face::{Folder, ModelExport, Numbers, PretrainedWeights, export};
 use checkpoint::{Checkpoint, RunFolder};
 use config::{Config, DeviceConfig, Precision};
 use data::model_files::ModelFiles;
@@ -12,6 +12,7 @@ use engine::run::RunOptions;
 use files::held::LockedRunDir;
 use onebox::generate::{ModelSource, WeightSource, next_logits};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use tests::compare::{
     Reference, RunDistance, Weights, excerpt, initial_weights, one_window, run_for_weights,
@@ -21,6 +22,8 @@ use tests::{RunRecord, lay_out, prose, tiny, try_run_on};
 
 /// Number of tokens of a sample of `TINY`.
 const T: usize = 16;
+/// The key of adapters.
+const ADAPTER: &str = "adapter=";
 /// Number of steps of each run.
 const STEPS: u64 = 4;
 
@@ -109,7 +112,7 @@ pub(super) fn run(sets: &[&'static str]) -> Arc<RunResult> {
 
 /// Initial weights of the model of `sets`.
 fn initial(sets: &[&'static str]) -> Weights {
-    let of_model = |set: &&str| set.starts_with("model.");
+    let of_model = |set: &&str| set.starts_with("model.") || set.starts_with(ADAPTER);
     initial_weights(&sets.iter().copied().filter(of_model).collect::<Vec<_>>())
 }
 
@@ -145,6 +148,36 @@ pub(super) fn assert_late(what: &str, exact: &[&str], late: &[&str]) {
     assert_eq!(late[..3], [exact[0], exact[0], exact[1]], "{what}: {exact:?}");
 }
 
+/// A folder with the weights of a run with `sets` but without adapters, in `folder`.
+fn base_of(sets: &[&str], folder: &Path) -> Arc<PretrainedWeights> {
+    let whole: Vec<&str> = sets.iter().copied().filter(|set| !set.starts_with(ADAPTER)).collect();
+    let run = folder.join("base-run");
+    let config = config_of(&whole, Backend::VirtualGpus);
+    let built = lay_out(&config);
+    let options = RunOptions {
+        checkpoints: Some(RunFolder::at(&run).unwrap()),
+        ..options_of(Backend::VirtualGpus)
+    };
+    try_run_on(&data_of(&whole), &config, &built, &options).unwrap();
+    let checkpoint = Checkpoint::open(&run.join("step-00000004"), STEPS).unwrap();
+    let exported = folder.join("base");
+    let model = ModelExport {
+        base: None,
+        checkpoint: &checkpoint,
+        config: &config,
+        built: &built,
+        tokenizer: None,
+        model_files: &ModelFiles::default(),
+        numbers: Numbers::F32,
+        max_file_bytes: u64::MAX,
+        progress: &Silence,
+    };
+    export(&model, &exported).unwrap();
+    let base = PretrainedWeights::new(Folder::open(&exported).unwrap(), &built.decoder).unwrap();
+    base.hash(&Silence).unwrap();
+    Arc::new(base)
+}
+
 /// Asserts that a run with `features` and its checkpoint, its weights and its exported folder give
 /// the same logits, also in a config without the features that are not of the model.
 pub(super) fn assert_results(what: &str, features: &[&'static Feature], backend: Backend) {
@@ -152,8 +185,15 @@ pub(super) fn assert_results(what: &str, features: &[&'static Feature], backend:
     let mut sets: Vec<&str> = settings(features, None);
     sets.push(&saved);
     let run = tempfile::tempdir().unwrap();
-    let (config, folder) = (config_of(&sets, backend), run.path().join("checkpoints"));
+    let (mut config, folder) = (config_of(&sets, backend), run.path().join("checkpoints"));
+    let base = sets.iter().any(|set| set.starts_with(ADAPTER)).then(|| {
+        let base = base_of(&sets, run.path());
+        config.model.from = Some(base.path().display().to_string());
+        config.model.weights = config::Weights::Pretrained;
+        base
+    });
     let options = RunOptions {
+        pretrained: base.clone(),
         weights: Some(LockedRunDir::unlocked(run.path()).unwrap()),
         checkpoints: Some(RunFolder::at(&folder).unwrap()),
         ..options_of(backend)
@@ -164,7 +204,7 @@ pub(super) fn assert_results(what: &str, features: &[&'static Feature], backend:
     let checkpoint = Checkpoint::open(&folder.join("step-00000004"), STEPS).unwrap();
     let exported = run.path().join("exported");
     let model = ModelExport {
-        base: None,
+        base: base.as_deref(),
         checkpoint: &checkpoint,
         config: &config,
         built: &built,
@@ -185,7 +225,8 @@ pub(super) fn assert_results(what: &str, features: &[&'static Feature], backend:
     let want = logits(&config, WeightSource::Checkpoint(&checkpoint), Precision::Fp32);
     assert!(want.iter().any(|logit| *logit != want[0]), "{what}: all logits are equal");
     let weights = run.path().join("weights.safetensors");
-    let got = logits(&plain, WeightSource::Weights(&weights), Precision::Fp32);
+    let of_weights = if base.is_some() { &config } else { &plain };
+    let got = logits(of_weights, WeightSource::Weights(&weights), Precision::Fp32);
     // The weights have the update that waits in the checkpoint.
     let is_late = features.iter().any(|feature| feature.name == DELAYED);
     let difference = worst(&got, &want);
