@@ -3,6 +3,7 @@
 use super::checks::{Checks, Clash};
 use super::declare::choice;
 use super::fine_tune::is_pretrained;
+use super::peft::{self, PeftSettings};
 use super::reading::{
     Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
     Section, Violation, is_name, nearest, quoted, ticked,
@@ -14,26 +15,35 @@ use serde::{Serialize, Serializer};
 choice! {
     /// What is trained beside or instead of the weights of the model.
     #[derive(Clone, Debug, PartialEq, Serialize)]
-    pub enum Adapter {
+    pub enum Adapter, read(of: Option<PeftSettings>) {
         /// The weights themselves.
         None,
         /// Low-rank adapters (LoRA).
         Lora["(rank: 16, alpha: 32)"] {
+            /// Folder of PEFT with the adapters from which the run starts, and with the defaults of the
+            /// keys below. None: random adapters, which change nothing before step 1.
+            from: Option<String> = path(KeyDefault::Default(None));
             /// Rank of the adapters: the rows of their first factor.
-            rank: usize = uint(1..=4096, KeyDefault::Default(16));
+            rank: usize = uint(1..=4096, KeyDefault::Default(16).or_peft(of.as_ref().map(|of| of.rank)));
             /// Factor of the adapters' outputs, times the rank: they are multiplied by `alpha` /
             /// `rank`.
             alpha: f32 = float(
-                Interval::above(0.0, 1e6), KeyDefault::Derived(2.0 * rank as f32, "2 x rank", &["adapter.rank"])
+                Interval::above(0.0, 1e6),
+                KeyDefault::Derived(2.0 * rank as f32, "2 x rank", &["adapter.rank"])
+                    .or_peft(of.as_ref().map(|of| of.alpha))
             );
             /// Whether the factor is `alpha` divided by the square root of `rank` (rsLoRA, arXiv
             /// 2312.03732).
-            rank_stabilized: bool = flag(KeyDefault::Default(false));
+            rank_stabilized: bool = flag(
+                KeyDefault::Default(false).or_peft(of.as_ref().map(|of| of.rank_stabilized))
+            );
             /// Dropout of the adapters' inputs. onebox has none: 0.
             dropout: f32 = float(Interval::closed(0.0, 0.0), KeyDefault::Default(0.0));
             /// The linears that have an adapter. `All`: all of attention and of the MLP. Otherwise a
             /// list of their names in transformers.
-            targets: AdapterTargets = adapter_targets();
+            targets: AdapterTargets = adapter_targets(
+                KeyDefault::Default(AdapterTargets::All).or_peft(of.map(|of| of.targets))
+            );
         },
     }
 }
@@ -85,10 +95,36 @@ impl Serialize for AdapterTargets {
     }
 }
 
+impl<T> KeyDefault<T> {
+    /// Replaces the default by the value of a folder of PEFT, if there is one.
+    fn or_peft(self, folder: Option<T>) -> Self {
+        folder.map_or(self, |value| Self::Derived(value, "adapter_config.json", &["adapter.from"]))
+    }
+}
+
+/// The linear with this name, and its place in the order of a layer.
+pub(super) fn known_linear(name: &str) -> Option<(usize, &'static str)> {
+    LINEARS.into_iter().chain(GPT2_LINEARS).enumerate().find(|(_, known)| *known == name)
+}
+
 impl Section<'_, '_> {
+    /// Reads the settings of the folder of PEFT that `adapter.from` names. A stored config has these
+    /// settings itself, and opens no file.
+    pub(super) fn settings_of_peft(&mut self) -> Option<PeftSettings> {
+        if self.reader.stored {
+            return None;
+        }
+        let path = self.named_path("adapter", "from")?;
+        peft::of_folder(self.reader, "adapter.from", &path)
+    }
+
     /// Reads `All`, or a list of names of linears.
-    fn adapter_targets(&mut self, key: Declaration) -> AdapterTargets {
-        let (or, values) = (KeyDefault::Default(AdapterTargets::All), "`All`, or a list of names");
+    fn adapter_targets(
+        &mut self,
+        key: Declaration,
+        or: KeyDefault<AdapterTargets>,
+    ) -> AdapterTargets {
+        let values = "`All`, or a list of names";
         self.leaf(key, or, values.into(), super::in_line, targets)
     }
 }

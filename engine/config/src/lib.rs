@@ -43,6 +43,7 @@ mod optimizer;
 mod parallel;
 mod parse;
 mod parts;
+mod peft;
 mod precision;
 mod reading;
 mod resume_effect;

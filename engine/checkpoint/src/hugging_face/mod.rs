@@ -19,7 +19,7 @@ mod write;
 use files::path_text::ShownPath;
 pub use folder::Folder;
 pub use numbers::Numbers;
-pub use peft::export_adapters;
+pub use peft::{export_adapters, read_adapters};
 pub use untrained::UntrainedTensors;
 pub use weights::PretrainedWeights;
 pub use write::{ExportError, ModelExport, export};

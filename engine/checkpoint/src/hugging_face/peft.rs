@@ -1,20 +1,26 @@
-//! Folders of PEFT: the adapters of a checkpoint, for `PeftModel.from_pretrained`.
+//! Folders of PEFT: a run starts from their adapters, and an export writes those of a checkpoint for
+//! `PeftModel.from_pretrained`.
 
 use super::names::{HEAD, Names};
 use super::numbers::Numbers;
 use super::parameters::read;
+use super::tensors::widen;
 use super::write::{ExportError, ModelExport, cannot_write, in_new_folder, write_small};
 use super::{FolderError, config_json};
 use crate::Checkpoint;
 use crate::header::{self, HeaderEntry};
-use config::{Adapter, Family};
+use config::{Adapter, Family, ModelConfig};
 use files::durable::create_new;
+use files::foreign_text::foreign;
 use files::hub::name_of_snapshot;
+use files::input;
 use files::names::{CONFIG_OF_ADAPTER, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS_OF_ADAPTER};
 use serde_json::{Map, json};
+use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
 use std::path::Path;
-use tensor_parallel::{FACTORS, Param};
+use std::sync::Arc;
+use tensor_parallel::{Decoder, FACTORS, Param};
 
 /// Names of the factors in PEFT, in the order of [`FACTORS`].
 const PEFT_FACTORS: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
@@ -71,6 +77,7 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
         let params = model.built.decoder.segments().iter().flat_map(|layout| &layout.params);
         let params: Vec<&Param> = params.collect();
         write_factors(model.checkpoint, &params, names, &folder.join(WEIGHTS_OF_ADAPTER))?;
+        read_back(model, folder, &params)?;
         let text = format!("{config:#}\n");
         write_small(folder, CONFIG_OF_ADAPTER, text.as_bytes(), &mut files)?;
         if let Some(bytes) = model.tokenizer {
@@ -83,6 +90,19 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
         }
         Ok(files)
     })
+}
+
+/// Reads the factors as a run would that starts from them, and compares them with the checkpoint.
+fn read_back(model: &ModelExport<'_>, folder: &Path, params: &[&Param]) -> Result<(), ExportError> {
+    let written = read_adapters(folder, &model.config.model, &model.built.decoder)?;
+    for (number, param) in params.iter().enumerate() {
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        if bits(&written[&param.name]) != bits(&read(model.checkpoint, number)?) {
+            let (path, tensor) = (folder.to_owned(), param.name.clone());
+            return Err(ExportError::Unequal { path, tensor });
+        }
+    }
+    Ok(())
 }
 
 /// Name of a factor in PEFT's file.
@@ -121,4 +141,58 @@ fn write_factors(
     }
     file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&failed)?;
     Ok(())
+}
+
+/// Bytes of the largest file of factors that is read.
+const LONGEST: u64 = 16 << 30;
+
+/// Reads the factors of the adapters of `decoder` from a folder of PEFT, by their names in onebox.
+///
+/// # Errors
+/// A file cannot be read. A factor is missing, has another shape or type, has a number that is not
+/// finite, or belongs to another model.
+pub fn read_adapters(
+    folder: &Path,
+    model: &ModelConfig,
+    decoder: &Decoder,
+) -> Result<BTreeMap<String, Arc<[f32]>>, FolderError> {
+    let path = folder.join(WEIGHTS_OF_ADAPTER);
+    let refused = |why: String| FolderError::refused(&path, why);
+    let bytes = input::bytes(&path, LONGEST).map_err(|error| refused(error.to_string()))?;
+    let first = bytes.first_chunk().ok_or_else(|| refused("it is cut off".into()))?;
+    let header = header::length(*first, bytes.len() as u64).map_err(refused)?;
+    let entries = header::decode(&bytes[..header], bytes.len() as u64).map_err(refused)?;
+    let class = config_json::description(model, Numbers::F32.of_torch(), None, false);
+    let names = Names::of(decoder.shape(), class.map_err(refused)?.class, false);
+    let plain = |name: &str| name.replace(".default.", ".");
+    let mut found: BTreeMap<String, _> =
+        entries.into_iter().map(|entry| (plain(&entry.name), entry)).collect();
+    let mut factors = BTreeMap::new();
+    for param in decoder.segments().iter().flat_map(|layout| &layout.params) {
+        let name = name_in_peft(names, param);
+        let Some(entry) = found.remove(&name) else {
+            return Err(refused(format!("it has no `{name}`, which an adapter of this model has")));
+        };
+        let wanted = param.dimensions();
+        if entry.shape != wanted || !["F32", "F16", "BF16"].contains(&entry.dtype.as_str()) {
+            let (dtype, shape) = (&entry.dtype, &entry.shape);
+            let why = format!("`{name}` is {dtype} {shape:?}, not F32, F16 or BF16 {wanted:?}");
+            return Err(refused(why));
+        }
+        let mut values = vec![0.0; param.global_len()];
+        let start = entry.at as usize;
+        let end = start + values.len() * entry.width() as usize;
+        widen(&entry.dtype, &bytes[start..end], &mut values);
+        if let Some(x) = values.iter().find(|x| !x.is_finite()) {
+            return Err(refused(format!("`{name}` has a {x}")));
+        }
+        factors.insert(param.name.clone(), values.into());
+    }
+    match found.keys().next() {
+        Some(strange) => {
+            let strange = foreign(strange);
+            Err(refused(format!("`{strange}` is no factor of an adapter of this model")))
+        }
+        None => Ok(factors),
+    }
 }

@@ -20,7 +20,7 @@ use super::check::{count, model_words};
 use super::processes::{SILENCE, Team};
 use super::signals::{self, Signals, StartupNotice};
 use super::trace::{self, TraceArgs};
-use super::{CommandError, ConfigArgs, Failable, SimdArg, code, say};
+use super::{CommandError, ConfigArgs, Failable, SimdArg, code, say, weights};
 use crate::report::progress::Progress;
 use crate::report::stage::Stage;
 use crate::report::stderr;
@@ -251,6 +251,10 @@ impl Session<'_> {
             weights: Some(Arc::clone(self.dir.held())),
             checkpoints: Some(self.dir.folder().clone()),
             pretrained: self.pretrained.clone(),
+            initial: match self.start {
+                None => weights::factors(config, &self.run.built.decoder)?,
+                Some(_) => None,
+            },
             resume: self.start.clone(),
             rollback_history: Some(rollback_history.clone()),
             // A fork has other settings, so its count of skipped steps starts at 0.

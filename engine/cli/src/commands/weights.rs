@@ -4,8 +4,10 @@ use super::{CommandError, ConfigArgs, code, data};
 use ::data::model_files::ModelFiles;
 use ::data::progress::Progress;
 use checkpoint::Checkpoint;
-use checkpoint::hugging_face::{Folder, PretrainedWeights};
-use config::{Config, ConfigError, DeviceConfig, LoadedConfig, Trouble, ValidKeys, Weights};
+use checkpoint::hugging_face::{Folder, PretrainedWeights, read_adapters};
+use config::{
+    Adapter, Config, ConfigError, DeviceConfig, LoadedConfig, Trouble, ValidKeys, Weights,
+};
 use config::{Further, load_and_look};
 use device::Plan;
 use files::path_text::{PathText, ShownPath};
@@ -36,6 +38,18 @@ pub(super) fn of_start(
         found.hash(progress)?;
     }
     Ok(found)
+}
+
+/// Adapters of the folder of PEFT from which a run starts; `None` if it starts from random ones.
+///
+/// # Errors
+/// The folder cannot be read, or has adapters of another model.
+pub(super) fn factors(
+    config: &Config,
+    gpt: &Decoder,
+) -> Result<Option<Arc<engine::run::Weights>>, CommandError> {
+    let Adapter::Lora { from: Some(from), .. } = &config.adapter else { return Ok(None) };
+    Ok(Some(Arc::new(read_adapters(Path::new(from), &config.model, gpt)?)))
 }
 
 /// Weights over which the run of checkpoint `of` trains adapters; `None` if it has no adapters.

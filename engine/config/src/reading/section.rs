@@ -1,5 +1,6 @@
 //! Reads one `( ... )` of a tree key by key.
 
+use super::fields::absolute;
 use super::{
     Complaint, ConfigReader, Declaration, Field, Key, Node, NodeKind, ParseResult, Problem, Span,
     Spot, UnknownKey, is_name, join, name_of, ticked,
@@ -133,6 +134,18 @@ impl<'n> Section<'_, 'n> {
         let message = format!("{} has no key `{key}` any more: {why}", self.group.owner);
         let complaint = Complaint { message, help: "leave it out".into() };
         self.reader.report(&join(&self.group.path, key), field.key_place, complaint);
+    }
+
+    /// The path that key `inner` of the choice `outer` names, before the choice is read. `None` if it
+    /// names no path.
+    pub(crate) fn named_path(&self, outer: &str, inner: &str) -> Option<String> {
+        let field = self.group.fields.iter().find(|field| field.key == outer)?;
+        let NodeKind::Struct { fields, .. } = &field.value.kind else { return None };
+        let field = fields.iter().find(|field| field.key == inner)?;
+        match field.value.kind {
+            NodeKind::Text | NodeKind::Bare => absolute(self.reader, &field.value).ok(),
+            _ => None,
+        }
     }
 
     /// Reads a single value. `values` describes the allowed values, `parse` reads a value, and

@@ -6,7 +6,7 @@ use crate::commands::exit::{CommandError, code};
 use crate::commands::processes::Team;
 use crate::commands::resume::unusable;
 use crate::commands::signals::Signals;
-use crate::commands::weights::{base, pretrained};
+use crate::commands::weights::{base, factors, pretrained};
 use ::data::progress::Silence;
 use checkpoint::{Checkpoint, CheckpointError, RunFolder, open_named, open_step};
 use engine::run::{RunOptions, train};
@@ -87,7 +87,12 @@ impl Follower<'_> {
                 None => pretrained(&loaded.config, &built.decoder)?,
                 Some(from) => base(&loaded.config, &built.decoder, from, &Silence)?,
             };
+            let initial = match &from {
+                None => factors(&loaded.config, &built.decoder)?,
+                Some(_) => None,
+            };
             let options = RunOptions {
+                initial,
                 weights: Some(Arc::clone(&dir)),
                 checkpoints: Some(folder.clone()),
                 pretrained,

@@ -215,6 +215,7 @@ impl PreparedRun {
         if let Some(found) = &found {
             found.check(progress)?;
         }
+        weights::factors(&self.loaded.config, &self.built.decoder)?;
         Ok(found)
     }
 }

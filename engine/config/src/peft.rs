@@ -1,0 +1,141 @@
+//! Reads the settings of a folder of PEFT that `adapter.from` names.
+
+use super::adapter::{AdapterTargets, known_linear};
+use super::file::text_of;
+use super::reading::{Complaint, ConfigReader};
+use files::foreign_text::foreign;
+use files::names::CONFIG_OF_ADAPTER;
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// Settings of the adapters in a folder of PEFT.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct PeftSettings {
+    pub(super) rank: usize,
+    pub(super) alpha: f32,
+    pub(super) rank_stabilized: bool,
+    pub(super) targets: AdapterTargets,
+}
+
+/// Settings of PEFT that change what an adapter computes, with the values that onebox has.
+const NOT_BUILT: [(&str, &[&str]); 12] = [
+    ("use_dora", &["false"]),
+    ("bias", &["\"none\""]),
+    ("lora_bias", &["false"]),
+    ("alpha_pattern", &["{}"]),
+    ("rank_pattern", &["{}"]),
+    ("layers_to_transform", &["[]"]),
+    ("modules_to_save", &["[]"]),
+    ("target_parameters", &["[]"]),
+    ("trainable_token_indices", &["[]"]),
+    ("layer_replication", &["[]"]),
+    ("exclude_modules", &["[]"]),
+    ("use_qalora", &["false"]),
+];
+
+/// Reads the settings of the folder `path`. An error is reported at `key`.
+pub(super) fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Option<PeftSettings> {
+    let file = Path::new(path).join(CONFIG_OF_ADAPTER);
+    let read = text_of(&file).map_err(|failure| failure.complaint.message);
+    let found = read.and_then(|text| settings(&text));
+    match found {
+        Ok(found) => Some(found),
+        Err(why) => {
+            let message = format!("{}: {why}", file.display());
+            let help = "name a folder with the adapter_config.json and adapter_model.safetensors of a LoRA of PEFT";
+            reader.refuse_value(key, Complaint { message, help: help.into() });
+            reader.mark_bad(key);
+            // The keys of the folder are then invalid, too.
+            let (alpha, targets) = (32.0, AdapterTargets::All);
+            Some(PeftSettings { rank: 16, alpha, rank_stabilized: false, targets })
+        }
+    }
+}
+
+fn settings(text: &str) -> Result<PeftSettings, String> {
+    let all: Map<String, Value> =
+        serde_json::from_str(text).map_err(|error| format!("it is no JSON object ({error})"))?;
+    let get = |key: &str| all.get(key).filter(|value| !value.is_null());
+    match get("peft_type").and_then(Value::as_str) {
+        Some("LORA") => {}
+        other => {
+            let found = foreign(other.unwrap_or("nothing"));
+            return Err(format!("its `peft_type` is {found}, and onebox reads LORA"));
+        }
+    }
+    for (key, fitting) in NOT_BUILT {
+        if let Some(value) =
+            get(key).map(Value::to_string).filter(|text| !fitting.contains(&&**text))
+        {
+            return Err(format!("onebox has no adapters with `{key}` {}", foreign(value)));
+        }
+    }
+    let dropout = get("lora_dropout").map_or(Some(0.0), Value::as_f64);
+    if dropout.is_none() {
+        return Err("its `lora_dropout` is no number".into());
+    }
+    let rank = get("r").and_then(Value::as_u64).filter(|rank| (1..=4096).contains(rank));
+    let alpha = get("lora_alpha").and_then(Value::as_f64).filter(|alpha| *alpha > 0.0);
+    let (Some(rank), Some(alpha)) = (rank, alpha) else {
+        return Err("it has no rank `r` from 1 to 4,096, or no `lora_alpha` above 0".into());
+    };
+    let targets = match get("target_modules") {
+        Some(Value::String(all)) if all == "all-linear" => AdapterTargets::All,
+        Some(Value::Array(names)) => AdapterTargets::Listed(linears(names)?),
+        _ => return Err("its `target_modules` is no list of names".into()),
+    };
+    let rank_stabilized = get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
+    Ok(PeftSettings { rank: rank as usize, alpha: alpha as f32, rank_stabilized, targets })
+}
+
+/// The linears of a list, in the order of a layer. PEFT writes the list in any order.
+fn linears(names: &[Value]) -> Result<Vec<&'static str>, String> {
+    let linear = |name: &Value| {
+        let known = name.as_str().and_then(|name| known_linear(name.rsplit('.').next()?));
+        known.ok_or_else(|| {
+            format!(
+                "its `target_modules` has {}, which is no linear of attention or an MLP",
+                foreign(name)
+            )
+        })
+    };
+    let mut found = names.iter().map(linear).collect::<Result<Vec<_>, _>>()?;
+    found.sort_by_key(|(place, _)| *place);
+    found.dedup();
+    Ok(found.into_iter().map(|(_, name)| name).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_a_folder_are_those_of_peft_and_others_are_refused() {
+        let text = |more: &str| {
+            format!(
+                "{{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"target_modules\": [\"v_proj\", \"q_proj\"]{more}}}"
+            )
+        };
+        let wanted = PeftSettings {
+            rank: 4,
+            alpha: 8.0,
+            rank_stabilized: false,
+            targets: AdapterTargets::Listed(vec!["q_proj", "v_proj"]),
+        };
+        assert_eq!(settings(&text("")), Ok(wanted.clone()));
+        let plain = text(", \"use_dora\": false, \"bias\": \"none\", \"modules_to_save\": null");
+        assert_eq!(settings(&plain), Ok(wanted));
+        for (more, why) in [
+            (", \"use_dora\": true", "no adapters with `use_dora` true"),
+            (", \"modules_to_save\": [\"lm_head\"]", "`modules_to_save` [\"lm_head\"]"),
+            (", \"r\": 0", "no rank `r`"),
+            (", \"peft_type\": \"IA3\"", "`peft_type` is IA3"),
+            (", \"target_modules\": [\"lm_head\"]", "which is no linear"),
+            (", \"target_modules\": \".*\"", "no list of names"),
+        ] {
+            let found = settings(&text(more)).unwrap_err();
+            assert!(found.contains(why), "{found}");
+        }
+        assert!(settings("[]").unwrap_err().contains("no JSON object"));
+    }
+}
