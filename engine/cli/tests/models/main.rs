@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod adapters;
 mod folders;
 mod generation;
 mod generation_on_gpus;
