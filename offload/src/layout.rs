@@ -109,7 +109,7 @@ pub struct OptimizerLayout {
 }
 
 /// Cuts a range into pieces of at most `most` elements, or one `unit`; all are multiples of `unit`.
-pub(crate) fn pieces(range: Range<usize>, most: usize, unit: usize, store: usize) -> Vec<Piece> {
+fn pieces(range: Range<usize>, most: usize, unit: usize, store: usize) -> Vec<Piece> {
     let (step, end) = ((most / unit).max(1) * unit, range.end);
     range.step_by(step).map(|start| Piece { start, len: step.min(end - start), store }).collect()
 }
@@ -224,7 +224,9 @@ impl OptimizerLayout {
                 });
             }
             let chunks = Chunks { own: own_start..own_end, all: all_start..all_end };
-            let frozen = FrozenPart::plan(plan, spec, unit, s);
+            let frozen = self::pieces(s.trained..s.params.len(), spec.bucket_elements, unit, 0);
+            let frozen = frozen.into_iter().map(|piece| piece.start..piece.start + piece.len);
+            let frozen = FrozenPart::plan(plan, s, frozen.collect(), spec.dp_size);
             Segment { spec: s.clone(), pieces, buckets, sum, stores, frozen, chunks }
         };
         let segments: Vec<Segment> = segments

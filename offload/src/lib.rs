@@ -54,6 +54,7 @@ mod blocking;
 mod buckets;
 pub mod control;
 mod frozen;
+mod frozen_copies;
 mod layout;
 mod locate;
 mod norm;

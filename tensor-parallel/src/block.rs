@@ -95,7 +95,7 @@ const MLP_OUTPUT: u64 = 2;
 pub(crate) fn layout(shape: &DecoderShape, layer: usize, align: usize) -> SegmentLayout {
     let (name, prefix) = (format!("block.{layer}"), format!("h.{layer}."));
     let experts = shape.experts_of(layer);
-    SegmentLayout::new(name, prefix, shape, align, |params| {
+    SegmentLayout::new(name, prefix, shape.tp_size, &shape.trained, align, |params| {
         if let Some(experts) = &experts {
             Experts::declare(params, shape, experts);
         }

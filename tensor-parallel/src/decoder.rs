@@ -75,13 +75,14 @@ const HEAD: &str = "head";
 /// Layouts of all segments in the order of the forward pass and of their numbers; flat lengths are
 /// multiples of `align`.
 fn layouts(shape: &DecoderShape, align: usize) -> Vec<SegmentLayout> {
+    let (t, trained) = (shape.tp_size, &shape.trained);
     let mut all = vec![embedding::layout(shape, align)];
     all.extend((0..shape.layers).map(|layer| block::layout(shape, layer, align)));
-    all.push(SegmentLayout::new("final_norm".into(), String::new(), shape, align, |params| {
+    all.push(SegmentLayout::new("final_norm".into(), String::new(), t, trained, align, |params| {
         Norm::declare(params, FINAL_NORM, shape);
     }));
     if !shape.architecture.tied {
-        all.push(SegmentLayout::new("head".into(), String::new(), shape, align, |params| {
+        all.push(SegmentLayout::new("head".into(), String::new(), t, trained, align, |params| {
             let (size, init) = ((shape.vocab, shape.hidden), shape.weight_init());
             params.add_padded(HEAD, size, shape.vocab_per_rank(), init);
         }));

@@ -26,7 +26,8 @@ pub(crate) struct OutputGradient {
 
 /// Layout of the embedding's parameters.
 pub(crate) fn layout(shape: &DecoderShape, align: usize) -> SegmentLayout {
-    SegmentLayout::new("embedding".into(), String::new(), shape, align, |params| {
+    let (t, trained) = (shape.tp_size, &shape.trained);
+    SegmentLayout::new("embedding".into(), String::new(), t, trained, align, |params| {
         let (c, init) = (shape.hidden, shape.weight_init());
         params.add_padded("wte", (shape.vocab, c), shape.vocab_per_rank(), init);
         if shape.architecture.learned_positions {

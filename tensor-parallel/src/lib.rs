@@ -31,6 +31,7 @@
 mod activation_checkpoints;
 mod activation_tiers;
 mod adapter;
+mod adapter_shape;
 mod attention;
 mod block;
 mod block_activations;
@@ -52,7 +53,7 @@ mod rotary;
 mod shape;
 
 pub use activation_tiers::{ActivationTiers, Tier, TierCounts};
-pub use adapter::{AdapterShape, AdapterTargets, FACTORS};
+pub use adapter_shape::{AdapterShape, AdapterTargets, FACTORS};
 pub use decoder::{Decoder, HeadBuckets, SegmentRole};
 pub use host_activations::ActivationCopies;
 pub use kv_cache::{KvCache, NewTokens};

@@ -6,8 +6,7 @@
 //! a prefix with at most one hole. Frozen parameters follow after all that are trained. They have no
 //! gradient, and the optimizer has no state of them.
 
-use crate::adapter::{AdapterShape, is_factor};
-use crate::shape::DecoderShape;
+use crate::adapter_shape::{AdapterShape, is_factor};
 use device::Tensor;
 use device::numerics::CountedRange;
 use std::ops::Range;
@@ -227,17 +226,18 @@ impl ParamDeclarations {
 
 impl SegmentLayout {
     /// Lays out the parameters that `declare` declares, with `prefix` before each name. A rank has
-    /// one of `shape.tp_size` parts, and the flat lengths are multiples of `align`.
+    /// one of `t` parts, and the flat lengths are multiples of `align`.
     pub(crate) fn new(
         name: String,
         prefix: String,
-        shape: &DecoderShape,
+        t: usize,
+        trained: &TrainedParams,
         align: usize,
         declare: impl FnOnce(&mut ParamDeclarations),
     ) -> Self {
-        let mut declared = ParamDeclarations { t: shape.tp_size, prefix, params: Vec::new() };
+        let mut declared = ParamDeclarations { t, prefix, params: Vec::new() };
         declare(&mut declared);
-        declared.lay_out(name, &shape.trained, align)
+        declared.lay_out(name, trained, align)
     }
 }
 

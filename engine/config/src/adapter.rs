@@ -1,14 +1,11 @@
 //! Keys of low-rank adapters.
 
-use super::checks::{Checks, Clash};
+use super::Family;
 use super::declare::choice;
-use super::fine_tune::is_pretrained;
-use super::peft::{self, PeftSettings};
 use super::reading::{
     Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
-    Section, Violation, is_name, nearest, quoted, ticked,
+    Section, is_name, nearest, quoted, ticked,
 };
-use super::{Config, Family, Transfer};
 use files::foreign_text::foreign;
 use serde::{Serialize, Serializer};
 
@@ -48,6 +45,15 @@ choice! {
     }
 }
 
+/// Settings of the adapters in a folder of PEFT.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct PeftSettings {
+    pub(super) rank: usize,
+    pub(super) alpha: f32,
+    pub(super) rank_stabilized: bool,
+    pub(super) targets: AdapterTargets,
+}
+
 /// The linears that have an adapter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AdapterTargets {
@@ -59,7 +65,7 @@ pub enum AdapterTargets {
 }
 
 /// Names of the linears of a layer in most classes of transformers.
-const LINEARS: [&str; 7] =
+pub(super) const LINEARS: [&str; 7] =
     ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 /// Names of the linears of a layer of GPT-2; both projections back have one name.
 const GPT2_LINEARS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
@@ -79,7 +85,8 @@ impl AdapterTargets {
     }
 }
 
-const fn linears(family: Family) -> &'static [&'static str] {
+/// The linears of a layer of a model of `family`.
+pub(super) const fn linears(family: Family) -> &'static [&'static str] {
     match family {
         Family::Gpt2 => &GPT2_LINEARS,
         Family::Llama => &LINEARS,
@@ -108,16 +115,6 @@ pub(super) fn known_linear(name: &str) -> Option<(usize, &'static str)> {
 }
 
 impl Section<'_, '_> {
-    /// Reads the settings of the folder of PEFT that `adapter.from` names. A stored config has these
-    /// settings itself, and opens no file.
-    pub(super) fn settings_of_peft(&mut self) -> Option<PeftSettings> {
-        if self.reader.stored {
-            return None;
-        }
-        let path = self.named_path("adapter", "from")?;
-        peft::of_folder(self.reader, "adapter.from", &path)
-    }
-
     /// Reads `All`, or a list of names of linears.
     fn adapter_targets(
         &mut self,
@@ -164,73 +161,4 @@ fn targets(reader: &ConfigReader, node: &Node) -> ParseResult<AdapterTargets> {
         names.push(known);
     }
     Ok(AdapterTargets::Listed(names))
-}
-
-/// Whether a config has adapters.
-fn has_adapters(config: &Config) -> bool {
-    config.adapter != Adapter::None
-}
-
-impl Config {
-    /// Warning about adapters of random weights. `None`: the run has no adapters, or a model.
-    pub fn adapters_of_random_weights(&self) -> Option<&'static str> {
-        (has_adapters(self) && !is_pretrained(&self.model)).then_some(
-            "the run trains adapters, and the weights under them are random: set model.from to the folder of a model",
-        )
-    }
-}
-
-impl Checks<'_> {
-    pub(super) const ADAPTERS: &'static [Clash] = &[Clash {
-        has: |c| has_adapters(c) && c.offload.transfer == Transfer::Blocking,
-        message: "frozen weights have no blocking transfers",
-        help: "set `offload.transfer: Streamed`",
-        values: &[("adapter", "adapters"), ("offload.transfer", "blocking transfers")],
-    }];
-
-    /// Requires that the model has the linears with adapters.
-    pub(super) fn linears_of_adapters(&self) -> Option<Violation> {
-        let Adapter::Lora { targets, .. } = &self.config.adapter else { return None };
-        let model = &self.config.model;
-        let known = linears(model.family);
-        if let AdapterTargets::Listed(names) = targets
-            && let Some(strange) = names.iter().find(|name| !known.contains(name))
-        {
-            return Some(Violation {
-                message: format!("the layers of this model have no linear `{strange}`"),
-                help: format!("its linears are {}", ticked(known)),
-                values: vec![("adapter.targets", format!("`{strange}`"))],
-            });
-        }
-        let of_mlp = LINEARS[4..].iter().any(|name| targets.has(name));
-        (model.experts.is_some() && of_mlp).then(|| Violation {
-            message: "onebox has no adapters of experts, and of the MLP of a model with experts"
-                .into(),
-            help: format!(
-                "set `adapter.targets` to linears of attention: {}",
-                ticked(&LINEARS[..4])
-            ),
-            values: vec![
-                ("adapter.targets", "linears of the MLP".into()),
-                ("model.experts", "experts".into()),
-            ],
-        })
-    }
-
-    /// Requires that a rank is smaller than the matrices.
-    pub(super) fn rank_of_adapters(&self) -> Option<Violation> {
-        let Adapter::Lora { rank, .. } = self.config.adapter else { return None };
-        let m = &self.config.model;
-        let sizes = [
-            ("model.hidden", m.hidden),
-            ("model.kv_heads", m.kv_heads * m.head_dim),
-            ("model.ffn_hidden", m.ffn_hidden),
-        ];
-        let (key, least) = sizes.into_iter().min_by_key(|(_, size)| *size)?;
-        (rank > least).then(|| Violation {
-            message: format!("a matrix of this model has {least} rows or columns, and an adapter of rank {rank} is larger than it"),
-            help: format!("set `adapter.rank` to at most {least}"),
-            values: vec![("adapter.rank", rank.to_string()), (key, format!("{least} channels"))],
-        })
-    }
 }

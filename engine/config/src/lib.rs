@@ -10,6 +10,7 @@
 mod activation_rules;
 mod activations;
 mod adapter;
+mod adapter_rules;
 mod attention;
 mod box_rules;
 mod box_schema;

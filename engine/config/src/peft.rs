@@ -1,21 +1,12 @@
 //! Reads the settings of a folder of PEFT that `adapter.from` names.
 
-use super::adapter::{AdapterTargets, known_linear};
+use super::adapter::{AdapterTargets, PeftSettings, known_linear};
 use super::file::text_of;
-use super::reading::{Complaint, ConfigReader};
+use super::reading::{Complaint, ConfigReader, Section};
 use files::foreign_text::foreign;
 use files::names::CONFIG_OF_ADAPTER;
 use serde_json::{Map, Value};
 use std::path::Path;
-
-/// Settings of the adapters in a folder of PEFT.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct PeftSettings {
-    pub(super) rank: usize,
-    pub(super) alpha: f32,
-    pub(super) rank_stabilized: bool,
-    pub(super) targets: AdapterTargets,
-}
 
 /// Settings of PEFT that change what an adapter computes, with the values that onebox has.
 const NOT_BUILT: [(&str, &[&str]); 12] = [
@@ -33,8 +24,20 @@ const NOT_BUILT: [(&str, &[&str]); 12] = [
     ("use_qalora", &["false"]),
 ];
 
+impl Section<'_, '_> {
+    /// Reads the settings of the folder of PEFT that `adapter.from` names. A stored config has these
+    /// settings itself, and opens no file.
+    pub(super) fn settings_of_peft(&mut self) -> Option<PeftSettings> {
+        if self.reader.stored {
+            return None;
+        }
+        let path = self.named_path("adapter", "from")?;
+        of_folder(self.reader, "adapter.from", &path)
+    }
+}
+
 /// Reads the settings of the folder `path`. An error is reported at `key`.
-pub(super) fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Option<PeftSettings> {
+fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Option<PeftSettings> {
     let file = Path::new(path).join(CONFIG_OF_ADAPTER);
     let read = text_of(&file).map_err(|failure| failure.complaint.message);
     let found = read.and_then(|text| settings(&text));

@@ -3,12 +3,12 @@
 use crate::LocalMachine;
 use crate::attention::library_scratch;
 use crate::batches::BatchLayout;
-use crate::decoder_parts::{LayerKinds, architecture, experts, layer_kinds};
+use crate::decoder_parts::{LayerKinds, architecture, experts, layer_kinds, trained};
 use crate::placement::kernel_threads;
 pub use config::decimal;
 use config::{
-    self, Accumulate, Activations, Adapter, Attention, BoxConfig, Config, DeviceConfig, KeptBlocks,
-    Master, Moments, OptimizerConfig, OptimizerKind, Packing, ParameterPlace, Placement, Precision,
+    self, Accumulate, Activations, Attention, BoxConfig, Config, DeviceConfig, KeptBlocks, Master,
+    Moments, OptimizerConfig, OptimizerKind, Packing, ParameterPlace, Placement, Precision,
     Recompute, Transfer, UpdateMode,
 };
 use device::cpu::ScratchFloats;
@@ -19,8 +19,8 @@ use offload::{
 };
 use std::sync::Arc;
 use tensor_parallel::{
-    ActivationTiers, AdapterShape, AdapterTargets, CheckpointHome, Decoder, DecoderShape, QkNorm,
-    Ring, SegmentRole, TierCounts, TrainedParams, head_rows,
+    ActivationTiers, CheckpointHome, Decoder, DecoderShape, QkNorm, Ring, SegmentRole, TierCounts,
+    head_rows,
 };
 use topology::HostBytes;
 
@@ -119,28 +119,8 @@ pub fn shape(config: &Config) -> DecoderShape {
         partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
         dropout: m.dropout,
         init_std: f64::from(m.init_std),
-        trained: trained(config),
+        trained: trained(&config.adapter),
     }
-}
-
-/// The parameters that a run of `config` trains.
-fn trained(config: &Config) -> TrainedParams {
-    let Adapter::Lora { rank, alpha, rank_stabilized, ref targets, .. } = config.adapter else {
-        return TrainedParams::All;
-    };
-    let divisor = if rank_stabilized { (rank as f64).sqrt() } else { rank as f64 };
-    let has = |names: [&str; 2]| names.iter().any(|name| targets.has(name));
-    // The second name is that of GPT-2, which has no gate.
-    let targets = AdapterTargets {
-        query: has(["q_proj", "c_attn"]),
-        key: targets.has("k_proj"),
-        value: targets.has("v_proj"),
-        output: has(["o_proj", "c_proj"]),
-        gate: targets.has("gate_proj"),
-        up: has(["up_proj", "c_fc"]),
-        down: has(["down_proj", "c_proj"]),
-    };
-    TrainedParams::Adapters(AdapterShape { rank, scale: decimal(alpha) / divisor, targets })
 }
 
 fn tiers(activations: Activations) -> ActivationTiers {

@@ -1,12 +1,13 @@
 //! Parts and kinds of layers of the decoder that a config describes.
 
 use config::layer_pattern::{UNROTATED, WINDOWED};
-use config::{Family, ModelConfig, RopeConfig, decimal};
+use config::{Adapter, Family, ModelConfig, RopeConfig, decimal};
 use device::{Dtype, Gate};
 use half::{bf16, f16};
 use std::sync::Arc;
 use tensor_parallel::{
-    Architecture, Balance, ExpertsShape, LayerKind, NormPlace, QkNorm, Rope, RopeScaling,
+    AdapterShape, AdapterTargets, Architecture, Balance, ExpertsShape, LayerKind, NormPlace,
+    QkNorm, Rope, RopeScaling, TrainedParams,
 };
 
 /// Choice of the decoder's parts. `dtype`: storage type of its parameters.
@@ -111,6 +112,26 @@ pub(crate) fn experts(m: &ModelConfig) -> Option<ExpertsShape> {
             config::Balance::Megatron { factor } => Some(Balance::Megatron(decimal(factor))),
         },
     })
+}
+
+/// The parameters that a run with `adapter` trains.
+pub(crate) fn trained(adapter: &Adapter) -> TrainedParams {
+    let Adapter::Lora { rank, alpha, rank_stabilized, ref targets, .. } = *adapter else {
+        return TrainedParams::All;
+    };
+    let divisor = if rank_stabilized { (rank as f64).sqrt() } else { rank as f64 };
+    let has = |names: [&str; 2]| names.iter().any(|name| targets.has(name));
+    // The second name is that of GPT-2, which has no gate.
+    let targets = AdapterTargets {
+        query: has(["q_proj", "c_attn"]),
+        key: targets.has("k_proj"),
+        value: targets.has("v_proj"),
+        output: has(["o_proj", "c_proj"]),
+        gate: targets.has("gate_proj"),
+        up: has(["up_proj", "c_fc"]),
+        down: has(["down_proj", "c_proj"]),
+    };
+    TrainedParams::Adapters(AdapterShape { rank, scale: decimal(alpha) / divisor, targets })
 }
 
 /// Rotary positions of heads of `head_dim` elements.

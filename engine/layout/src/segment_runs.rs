@@ -1,5 +1,6 @@
 //! Maps the elements of a rank's flat segments to elements of whole tensors.
 
+use device::Rank;
 use std::ops::Range;
 use tensor_parallel::{Decoder, Param, SegmentLayout};
 
@@ -23,37 +24,25 @@ pub struct SegmentRun<T> {
 }
 
 impl<T: Clone> SegmentRuns<T> {
-    /// Runs of the trained parameters of rank `tp` of `tp_size` ranks. `source` returns the source of
+    /// Runs of the trained parameters of `rank`. `source` returns the source of
     /// a parameter's values. Its first argument is the number of the parameter over all segments.
-    pub fn new(
-        decoder: &Decoder,
-        ranks: (usize, usize),
-        source: impl FnMut(usize, &Param) -> T,
-    ) -> Self {
-        Self::of(decoder, ranks, |layout| layout.params.iter().collect(), source)
+    pub fn new(decoder: &Decoder, rank: Rank, source: impl FnMut(usize, &Param) -> T) -> Self {
+        Self::of(decoder, rank, |layout| layout.params.iter().collect(), source)
     }
 
     /// As [`new`](Self::new), for all parameters, also frozen ones.
-    pub fn of_all(
-        decoder: &Decoder,
-        ranks: (usize, usize),
-        source: impl FnMut(usize, &Param) -> T,
-    ) -> Self {
-        Self::of(decoder, ranks, |layout| layout.all_params().collect(), source)
+    pub fn of_all(decoder: &Decoder, rank: Rank, source: impl FnMut(usize, &Param) -> T) -> Self {
+        Self::of(decoder, rank, |layout| layout.all_params().collect(), source)
     }
 
     /// As [`new`](Self::new), for all parameters of the model itself, without adapters.
-    pub fn of_base(
-        decoder: &Decoder,
-        ranks: (usize, usize),
-        source: impl FnMut(usize, &Param) -> T,
-    ) -> Self {
-        Self::of(decoder, ranks, |layout| layout.base_params().collect(), source)
+    pub fn of_base(decoder: &Decoder, rank: Rank, source: impl FnMut(usize, &Param) -> T) -> Self {
+        Self::of(decoder, rank, |layout| layout.base_params().collect(), source)
     }
 
     fn of(
         decoder: &Decoder,
-        (tp, tp_size): (usize, usize),
+        Rank { tp, tp_size, .. }: Rank,
         params: impl Fn(&SegmentLayout) -> Vec<&Param>,
         mut source: impl FnMut(usize, &Param) -> T,
     ) -> Self {

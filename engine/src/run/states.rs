@@ -67,7 +67,7 @@ impl Ranks<'_> {
         let Some(from) = &self.options.resume else {
             let given = self.options.initial.as_deref();
             let initial =
-                InitialParameters::new(self.config, &self.layout.decoder, dev.rank().tp, given);
+                InitialParameters::new(self.config, &self.layout.decoder, dev.rank(), given);
             let fill = |segment, at, values: &mut [f32]| initial.fill(segment, at, values);
             return trainer.optimizer.init(dev, &fill, &stop_requested);
         };
@@ -78,8 +78,7 @@ impl Ranks<'_> {
         let base = self.options.pretrained.as_ref();
         let base = base.map(|base| base.of_rank(&self.layout.decoder, dev.rank()));
         let given = self.options.initial.as_deref();
-        let initial =
-            InitialParameters::new(self.config, &self.layout.decoder, dev.rank().tp, given);
+        let initial = InitialParameters::new(self.config, &self.layout.decoder, dev.rank(), given);
         let fill = |at: StatePosition, values: &mut [f32]| {
             if self.is_frozen(at) {
                 let Some(base) = &base else {
@@ -116,7 +115,7 @@ impl Ranks<'_> {
         let source = from.of_rank(decoder, rank);
         let given = self.options.initial.as_deref();
         let factors = decoder.shape().adapters();
-        let factors = factors.map(|_| InitialParameters::new(self.config, decoder, rank.tp, given));
+        let factors = factors.map(|_| InitialParameters::new(self.config, decoder, rank, given));
         let words = trainer.optimizer.initial_control();
         let fill = |at: StatePosition, values: &mut [f32]| {
             let StatePosition { segment, state, first } = at;

@@ -32,10 +32,10 @@ impl InitialParameters {
     pub(crate) fn new(
         config: &Config,
         decoder: &Decoder,
-        tp: usize,
+        rank: Rank,
         given: Option<&Weights>,
     ) -> Self {
-        Self(SegmentRuns::of_all(decoder, (tp, config.parallel.tensor), |_, param| TensorInit {
+        Self(SegmentRuns::of_all(decoder, rank, |_, param| TensorInit {
             stream: random::key_of_name(config.train.seed, &param.name),
             init: param.init,
             given: given.and_then(|all| all.get(&param.name)).cloned(),
@@ -67,7 +67,7 @@ pub(crate) fn noise(config: &Config, decoder: &Decoder, rank: Rank) -> Vec<Arc<[
     }
     let seed = random::key_of_name(config.train.seed, "moments");
     let stream = |_, param: &Param| random::key_of_name(seed, &param.name);
-    let runs = SegmentRuns::new(decoder, (rank.tp, rank.tp_size), stream);
+    let runs = SegmentRuns::new(decoder, rank, stream);
     let noise = |SegmentRun { flat, global, source: stream }| NoiseRun {
         flat,
         stream,
@@ -86,7 +86,7 @@ pub(crate) struct CheckpointStates<'a> {
 
 impl<'a> CheckpointStates<'a> {
     pub(crate) fn new(from: &'a Checkpoint, decoder: &Decoder, rank: Rank) -> Self {
-        let runs = SegmentRuns::new(decoder, (rank.tp, rank.tp_size), |number, _| number);
+        let runs = SegmentRuns::new(decoder, rank, |number, _| number);
         Self { from: from.reader(), runs }
     }
 

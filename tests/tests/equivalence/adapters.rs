@@ -25,7 +25,7 @@ const T: usize = 12;
 const SEED: u64 = 7;
 
 /// A model with its adapters.
-struct Adapted {
+struct AdapterCase {
     name: &'static str,
     /// The keys of the adapters.
     adapter: &'static str,
@@ -34,23 +34,23 @@ struct Adapted {
 }
 
 /// Three of six ranks share each head of keys and values.
-const MODELS: [Adapted; 5] = [
-    Adapted { name: "llama3", adapter: "rank: 4, alpha: 8", ranks: &[1, 2, 6] },
-    Adapted {
+const MODELS: [AdapterCase; 5] = [
+    AdapterCase { name: "llama3", adapter: "rank: 4, alpha: 8", ranks: &[1, 2, 6] },
+    AdapterCase {
         name: "qwen2",
         adapter: "rank: 3, alpha: 6, rank_stabilized: true, targets: [\"q_proj\", \"v_proj\"]",
         ranks: &[1, 2, 6],
     },
-    Adapted { name: "qwen3", adapter: "rank: 2, alpha: 1", ranks: &[1, 2] },
-    Adapted {
+    AdapterCase { name: "qwen3", adapter: "rank: 2, alpha: 1", ranks: &[1, 2] },
+    AdapterCase {
         name: "mistral-window",
         adapter: "rank: 2, alpha: 4, targets: [\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\"]",
         ranks: &[1, 2, 6],
     },
-    Adapted { name: "gpt2", adapter: "rank: 4, alpha: 4", ranks: &[1, 2, 4] },
+    AdapterCase { name: "gpt2", adapter: "rank: 4, alpha: 4", ranks: &[1, 2, 4] },
 ];
 
-impl Adapted {
+impl AdapterCase {
     fn sets(&self) -> Vec<String> {
         vec![format!("adapter=Lora({})", self.adapter)]
     }
@@ -133,7 +133,7 @@ fn theirs(model: &str, name: &str) -> String {
     format!("base_model.model.{name}")
 }
 
-fn fp32(model: &Adapted, sets: &[String], seed: u64) -> Config {
+fn fp32(model: &AdapterCase, sets: &[String], seed: u64) -> Config {
     let from = folder(&format!("hf-{}-tiny", model.name));
     let ron = format!(
         "(model: (from: {from:?}, seq_len: {T}), precision: Fp32,
@@ -145,7 +145,11 @@ fn fp32(model: &Adapted, sets: &[String], seed: u64) -> Config {
     config(&ron, &[sets.to_vec(), model.sets()].concat())
 }
 
-fn shape_of(model: &Adapted, (tp, dp, sequence): (usize, usize, bool), more: &str) -> DecoderShape {
+fn shape_of(
+    model: &AdapterCase,
+    (tp, dp, sequence): (usize, usize, bool),
+    more: &str,
+) -> DecoderShape {
     let sets = vec![
         format!("parallel.tensor={tp}"),
         format!("parallel.data={dp}"),
@@ -224,7 +228,7 @@ fn logits_loss_and_every_gradient_are_those_of_peft_on_every_layout() {
 }
 
 /// The weights of a model.
-fn base(model: &Adapted) -> Arc<PretrainedWeights> {
+fn base(model: &AdapterCase) -> Arc<PretrainedWeights> {
     let from = Folder::open(&folder(&format!("hf-{}-tiny", model.name))).unwrap();
     let decoder = lay_out(&fp32(model, &[], 0)).decoder;
     let weights = PretrainedWeights::new(from, &decoder).unwrap_or_else(|e| panic!("{e}"));
@@ -262,7 +266,7 @@ const WAYS: [&[&str]; 8] = [
 ];
 
 /// The factors of a fixture, by their names in onebox.
-fn initial_factors(model: &Adapted, fixture: &Fixture) -> Arc<Weights> {
+fn initial_factors(model: &AdapterCase, fixture: &Fixture) -> Arc<Weights> {
     let decoder = lay_out(&fp32(model, &[], 0)).decoder;
     let params = decoder.segments().iter().flat_map(|s| &s.params);
     let factors = params.map(|param| {
@@ -275,7 +279,7 @@ fn initial_factors(model: &Adapted, fixture: &Fixture) -> Arc<Weights> {
 /// Trains the adapters of a fixture, and compares the losses and norms of the steps. `steps`: prefix
 /// of their names in the fixture.
 fn assert_steps(
-    model: &Adapted,
+    model: &AdapterCase,
     fixture: &Fixture,
     config: &Config,
     data: &Arc<Dataset>,

@@ -5,6 +5,7 @@
 pub(crate) mod config_json;
 mod decoder_json;
 mod experts_file;
+mod export_error;
 pub(crate) mod folder;
 mod names;
 mod numbers;
@@ -16,13 +17,14 @@ mod untrained;
 mod weights;
 mod write;
 
+pub use export_error::ExportError;
 use files::path_text::ShownPath;
 pub use folder::Folder;
 pub use numbers::Numbers;
 pub use peft::{export_adapters, read_adapters};
 pub use untrained::UntrainedTensors;
 pub use weights::PretrainedWeights;
-pub use write::{ExportError, ModelExport, export};
+pub use write::{ModelExport, export};
 
 use crate::RunFolder;
 use crate::rewrite::{RewriteError, SealedCheckpoint, TensorSource, start};

@@ -2,8 +2,8 @@
 //! adapters are merged.
 
 use super::FolderError;
+use super::export_error::ExportError;
 use super::weights::PretrainedWeights;
-use super::write::ExportError;
 use crate::{Checkpoint, CheckpointError, TensorState};
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
@@ -16,12 +16,12 @@ pub(super) struct ModelParameters<'a> {
     checkpoint: &'a Checkpoint,
     /// The parameters, in the order of the model.
     pub(super) params: Vec<&'a Param>,
-    merged: Option<Merged<'a>>,
+    merged: Option<MergedBase<'a>>,
 }
 
 /// A base, and the adapters of a checkpoint.
 #[derive(Debug)]
-struct Merged<'a> {
+struct MergedBase<'a> {
     base: &'a PretrainedWeights,
     /// Numbers of the factors in the checkpoint, by the name of their linear.
     factors: BTreeMap<&'a str, [usize; 2]>,
@@ -50,14 +50,14 @@ impl<'a> ModelParameters<'a> {
                     }
                 }
             }
-            Merged { base, factors, scale: adapters.scale }
+            MergedBase { base, factors, scale: adapters.scale }
         });
         Self { checkpoint, params, merged }
     }
 
     /// Reads a whole parameter in the layout of onebox.
     pub(super) fn values(&self, number: usize) -> Result<Vec<f32>, ExportError> {
-        let Some(Merged { base, factors, scale }) = &self.merged else {
+        let Some(MergedBase { base, factors, scale }) = &self.merged else {
             return Ok(read(self.checkpoint, number)?);
         };
         let mut values = base.whole(number)?;

@@ -1,11 +1,12 @@
 //! Folders of PEFT: a run starts from their adapters, and an export writes those of a checkpoint for
 //! `PeftModel.from_pretrained`.
 
+use super::export_error::ExportError;
 use super::names::{HEAD, Names};
 use super::numbers::Numbers;
 use super::parameters::read;
 use super::tensors::widen;
-use super::write::{ExportError, ModelExport, cannot_write, in_new_folder, write_small};
+use super::write::{ModelExport, cannot_write, in_new_folder, write_small};
 use super::{FolderError, config_json};
 use crate::Checkpoint;
 use crate::header::{self, HeaderEntry};

@@ -88,7 +88,7 @@ impl PretrainedWeights {
 
     /// The parameters of `rank` in the layout of `gpt`, without adapters.
     pub fn of_rank(&self, gpt: &Decoder, rank: Rank) -> RankWeights<'_> {
-        let runs = SegmentRuns::of_base(gpt, (rank.tp, rank.tp_size), |number, _| number);
+        let runs = SegmentRuns::of_base(gpt, rank, |number, _| number);
         RankWeights { from: self, runs, last_transposed: Mutex::default() }
     }
 }

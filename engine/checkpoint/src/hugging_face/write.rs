@@ -1,6 +1,7 @@
 //! Export: writes a new folder, which gets its name after a sync and a matching read-back.
 
 use super::experts_file::is_fused;
+use super::export_error::ExportError;
 use super::folder::Folder;
 use super::names::{Names, StackPlace, unwrapped};
 use super::numbers::Numbers;
@@ -8,8 +9,8 @@ use super::parameters::ModelParameters;
 use super::untrained::{UntrainedSource, UntrainedTensor, UntrainedTensors, first_unequal};
 use super::weights::PretrainedWeights;
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
+use crate::Checkpoint;
 use crate::header::{self, HeaderEntry};
-use crate::{Checkpoint, CheckpointError};
 use config::Config;
 use data::byte_tokenizer::{tokenizer_config, tokenizer_json};
 use data::model_files::ModelFiles;
@@ -19,7 +20,6 @@ use files::names::{
     CONFIG_OF_ADAPTER, EXPERTS, FILES, LOCK, TOKENIZER, TOKENIZER_CONFIG, UNTRAINED,
     WEIGHTS_OF_ADAPTER,
 };
-use files::path_text::ShownPath;
 use files::regular_file;
 use layout::build::RankLayout;
 use serde_json::{Map, json};
@@ -30,27 +30,6 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tensor_parallel::Param;
-
-/// Reasons why an export failed.
-#[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what variants and fields are")]
-pub enum ExportError {
-    #[error(transparent)]
-    From(#[from] CheckpointError),
-    #[error(transparent)]
-    To(#[from] FolderError),
-    #[error("{} exists; give another folder", .0.shown())]
-    Exists(PathBuf),
-    #[error(
-        "{} is not what an export left that was interrupted, and nothing was removed; remove it, or \
-         give another folder", .0.shown()
-    )]
-    NotOurs(PathBuf),
-    #[error("another onebox is writing {}; wait for it, or give another folder", .0.shown())]
-    InUse(PathBuf),
-    #[error("`{tensor}` was written to {} and reads otherwise", path.shown())]
-    Unequal { path: PathBuf, tensor: String },
-}
 
 /// A model to export, and its format.
 #[derive(Clone, Copy, Debug)]

@@ -91,7 +91,7 @@ type TensorReader<'a> = dyn Fn(usize, usize, &mut [f32]) -> Result<(), GenerateE
 /// Sets every trained parameter of `decoder`. Rows that pad the vocabulary are in no tensor and become 0.
 fn set_all(dev: &Device, decoder: &Decoder, read: &TensorReader<'_>) -> Result<(), GenerateError> {
     let rank = dev.rank();
-    let runs = SegmentRuns::new(decoder, (rank.tp, rank.tp_size), |number, _| number);
+    let runs = SegmentRuns::new(decoder, rank, |number, _| number);
     for (segment, layout) in decoder.segments().iter().enumerate() {
         let params = decoder.params(segment).slice(0..layout.len);
         set(dev, params, &|first, values| {

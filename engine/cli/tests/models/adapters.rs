@@ -98,7 +98,7 @@ fn adapters_of_other_weights_are_refused() {
     let args = ["train", "chat.ron", "--run-dir", "other", "--set", from];
     let refusal = folder
         .onebox(&args)
-        .refused(66, &["adapter_model.safetensors", "not F32, F16 or BF16 [5, "]);
+        .refused(66, &["adapter_model.safetensors", "not F32, F16 or BF16 [36, 5]"]);
     assert!(!folder.path("other").exists(), "{}", refusal.stderr);
     for (text, why) in [
         ("{}", "its `peft_type` is nothing"),

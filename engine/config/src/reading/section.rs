@@ -1,6 +1,5 @@
 //! Reads one `( ... )` of a tree key by key.
 
-use super::fields::absolute;
 use super::{
     Complaint, ConfigReader, Declaration, Field, Key, Node, NodeKind, ParseResult, Problem, Span,
     Spot, UnknownKey, is_name, join, name_of, ticked,
@@ -87,7 +86,7 @@ pub(crate) fn described(read: impl FnOnce(&mut Section<'_, '_>)) -> Vec<Key> {
 }
 
 /// One `( ... )` of the tree.
-struct Group<'n> {
+pub(super) struct Group<'n> {
     path: String,
     /// Owner of the keys in messages: "`model`", "`Cpu`".
     owner: String,
@@ -95,7 +94,7 @@ struct Group<'n> {
     variant: Option<&'static str>,
     /// Effect of a change of the choice.
     resume: Option<ResumeEffect>,
-    fields: &'n [Field],
+    pub(super) fields: &'n [Field],
     /// Place that the error of a missing key shows.
     at: Span,
     /// Whether this group is already reported. Then its keys count as invalid, and no further error
@@ -106,7 +105,7 @@ struct Group<'n> {
 /// One `( ... )` of the tree while it is read.
 pub(crate) struct Section<'r, 'n> {
     pub(crate) reader: &'r mut ConfigReader,
-    group: Group<'n>,
+    pub(super) group: Group<'n>,
     /// Keys that were read.
     keys: Vec<&'static str>,
 }
@@ -134,18 +133,6 @@ impl<'n> Section<'_, 'n> {
         let message = format!("{} has no key `{key}` any more: {why}", self.group.owner);
         let complaint = Complaint { message, help: "leave it out".into() };
         self.reader.report(&join(&self.group.path, key), field.key_place, complaint);
-    }
-
-    /// The path that key `inner` of the choice `outer` names, before the choice is read. `None` if it
-    /// names no path.
-    pub(crate) fn named_path(&self, outer: &str, inner: &str) -> Option<String> {
-        let field = self.group.fields.iter().find(|field| field.key == outer)?;
-        let NodeKind::Struct { fields, .. } = &field.value.kind else { return None };
-        let field = fields.iter().find(|field| field.key == inner)?;
-        match field.value.kind {
-            NodeKind::Text | NodeKind::Bare => absolute(self.reader, &field.value).ok(),
-            _ => None,
-        }
     }
 
     /// Reads a single value. `values` describes the allowed values, `parse` reads a value, and

@@ -53,8 +53,8 @@ pub fn adapter(folder: &Path) -> Option<FolderContent> {
     Some(FolderContent {
         what: format!("`{name}` is of a PEFT adapter (such as LoRA), which is no whole model"),
         remedy: format!(
-            "merge it with `{merged}`, copy the tokenizer's files there, and name that folder; if the folder has merged \
-             weights already, move the adapter's files away"
+            "name the folder of its base as `model.from` and this one as `adapter: Lora(from: ..)`; or merge it with `{merged}`, copy \
+             the tokenizer's files there, and name that folder; if the folder has merged weights already, move the adapter's files away"
         ),
     })
 }
