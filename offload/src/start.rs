@@ -32,6 +32,9 @@ pub type StateSource<'a> = dyn Fn(StatePosition, &mut [f32]) -> Result<(), Error
 /// Fills parameters before the first step: (segment, first element in its flat buffer, values).
 pub type ParameterSource<'a> = dyn Fn(usize, usize, &mut [f32]) + Sync + 'a;
 
+/// Fills a block: the index of its first element in the run, and its memory.
+type BlockFill<'a> = dyn FnMut(usize, &mut [f32]) -> Result<(), Error> + 'a;
+
 /// The blocks in which threads fill memory, until a stop is requested.
 pub(crate) struct FillBlocks<'a> {
     should_stop: &'a StopCheck<'a>,
@@ -39,12 +42,11 @@ pub(crate) struct FillBlocks<'a> {
 }
 
 impl FillBlocks<'_> {
-    /// Passes blocks of a run of `run` elements to `fill`: the first element's index, and the
-    /// memory. Ends early if a stop is requested.
+    /// Passes the blocks of a run of `run` elements to `fill`. Ends early if a stop is requested.
     pub(crate) fn each(
         &self,
         run: usize,
-        fill: &mut dyn FnMut(usize, &mut [f32]) -> Result<(), Error>,
+        fill: &mut BlockFill<'_>,
     ) -> Result<(), Error> {
         let mut block = vec![0.0; BLOCK.min(run)];
         for at in (0..run).step_by(BLOCK) {

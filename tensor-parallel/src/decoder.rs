@@ -5,7 +5,7 @@
 //! between; see the engine's step.
 
 use crate::activation_checkpoints::{ActivationCheckpoints, slot_prefix};
-use crate::block::{self, Block, BlockForm, BlockParams};
+use crate::block::{self, Block, BlockParams};
 use crate::block_activations::{BlockActivations, SharedActivations};
 use crate::branch::Scratch;
 use crate::embedding::{self, Embedding, OutputGradient};
@@ -14,9 +14,9 @@ use crate::host_activations::{ActivationCopies, HostActivations};
 use crate::kv_cache::{Extension, KvCache, NewTokens};
 use crate::loss::{Head, HeadInputs, LossTensors};
 use crate::norm::{AppliedNorm, Norm, NormActivations};
-use crate::params::{SegmentLayout, TrainedParams};
+use crate::params::SegmentLayout;
 use crate::rotary::RotaryTables;
-use crate::shape::{BatchTensors, DecoderShape, ExpertsShape, MicrobatchContext, Ring};
+use crate::shape::{BatchTensors, DecoderShape, MicrobatchContext, Ring};
 use device::{Arena, Device, Error, Event, Lane::Compute, Op, Plan, Tensor};
 use std::ops::Range;
 
@@ -74,7 +74,7 @@ const HEAD: &str = "head";
 
 /// Layouts of all segments in the order of the forward pass and of their numbers; flat lengths are
 /// multiples of `align`.
-fn layouts(shape: &DecoderShape, align: usize) -> Vec<SegmentLayout> {
+pub(crate) fn layouts(shape: &DecoderShape, align: usize) -> Vec<SegmentLayout> {
     let (t, trained) = (shape.tp_size, &shape.trained);
     let mut all = vec![embedding::layout(shape, align)];
     all.extend((0..shape.layers).map(|layer| block::layout(shape, layer, align)));
@@ -149,52 +149,6 @@ fn plan_params(
 }
 
 impl DecoderShape {
-    /// Number of parameters of the model itself, without adapters and padding.
-    pub fn parameters(&self) -> u64 {
-        self.parameters_with(|experts| experts.count)
-    }
-
-    /// Number of trained parameters, without padding.
-    pub fn trained_parameters(&self) -> u64 {
-        let few = Self { layers: 0, ..self.clone() };
-        let of = |s: &SegmentLayout| s.params.iter().map(|p| p.global_len() as u64).sum::<u64>();
-        let others: u64 = layouts(&few, 1).iter().map(of).sum();
-        // Blocks of one form may have different trained parameters.
-        match self.trained {
-            TrainedParams::AllBut(_) => {
-                others
-                    + (0..self.layers).map(|layer| of(&block::layout(self, layer, 1))).sum::<u64>()
-            }
-            TrainedParams::All | TrainedParams::Adapters(_) => {
-                let forms = self.block_forms();
-                let of_form =
-                    |form: BlockForm| form.blocks as u64 * of(&block::layout(self, form.layer, 1));
-                others + forms.map(of_form).sum::<u64>()
-            }
-        }
-    }
-
-    /// Number of parameters that take part in the computation of one token, without padding.
-    pub fn active_parameters(&self) -> u64 {
-        self.parameters_with(|experts| experts.per_token)
-    }
-
-    /// Number of parameters without padding, if layers with experts have `count` of them.
-    fn parameters_with(&self, count: impl Fn(&ExpertsShape) -> usize) -> u64 {
-        let few = Self { layers: 0, ..self.clone() };
-        let of = |s: &SegmentLayout| s.base_params().map(|p| p.global_len() as u64).sum::<u64>();
-        let others: u64 = layouts(&few, 1).iter().map(of).sum();
-        let blocks = self.block_forms().map(|BlockForm { layer, blocks }| {
-            let own = of(&block::layout(self, layer, 1));
-            let left_out = self.experts_of(layer).map_or(0, |experts| {
-                let one = 3 * self.hidden * experts.ffn_hidden;
-                (experts.count - count(&experts)) * one
-            });
-            blocks as u64 * (own - left_out as u64)
-        });
-        others + blocks.sum::<u64>()
-    }
-
     /// The segment that holds the output projection.
     const fn head(&self) -> SegmentRole {
         if self.architecture.tied { SegmentRole::Embedding } else { SegmentRole::Head }

@@ -47,6 +47,7 @@ mod loss;
 mod mlp;
 mod mlp_layer;
 mod norm;
+mod parameter_counts;
 mod params;
 mod region;
 mod rotary;

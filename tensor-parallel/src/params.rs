@@ -10,16 +10,13 @@ use crate::adapter_shape::{AdapterShape, is_factor};
 use device::Tensor;
 use device::numerics::CountedRange;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// The parameters that a run trains.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub enum TrainedParams {
     /// All parameters.
     #[default]
     All,
-    /// All parameters but those with these names, which are sorted.
-    AllBut(Arc<[String]>),
     /// The factors of these adapters alone. Only then a model has adapters.
     Adapters(AdapterShape),
 }
@@ -30,7 +27,6 @@ impl TrainedParams {
         match self {
             Self::All => true,
             Self::Adapters(_) => is_factor(name),
-            Self::AllBut(frozen) => frozen.binary_search_by(|one| one.as_str().cmp(name)).is_err(),
         }
     }
 }
@@ -435,6 +431,7 @@ impl FlatBuffer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adapter_shape::AdapterTargets;
     use device::{Arena, Dtype, Plan};
 
     /// The layout of what `declare` declares, all trained, on one of `t` ranks.
@@ -539,33 +536,33 @@ mod tests {
         assert_eq!((counted[3].end, counted[3].hole), (counted[1].end, hole(kv)));
     }
 
-    /// The second of three matrices and one of two vectors are frozen.
+    /// A linear with its adapter, and another linear.
     #[test]
     fn frozen_parameters_follow_the_trained_ones_and_their_gradients_have_no_elements() {
-        let frozen =
-            TrainedParams::AllBut(["s.norm.weight", "s.up.weight"].map(String::from).into());
-        let segment = laid_out_with(1, &frozen, |p| {
+        let targets = AdapterTargets::ALL;
+        let trained = TrainedParams::Adapters(AdapterShape { rank: 4, scale: 1.0, targets });
+        let segment = laid_out_with(1, &trained, |p| {
             p.add_vector("norm.weight", 8, Split::Replicated, Init::Constant(1.0));
-            p.add("gate.weight", (16, 8), Split::Rows, Init::Normal(0.02));
             p.add("up.weight", (16, 8), Split::Rows, Init::Normal(0.02));
+            p.add("up.lora_a", (4, 8), Split::Replicated, Init::Normal(0.02));
+            p.add("up.lora_b", (16, 4), Split::Rows, Init::Constant(0.0));
             p.add("proj.weight", (8, 16), Split::Columns, Init::Normal(0.02));
-            p.add_vector("proj.bias", 8, Split::Replicated, Init::Constant(0.0));
         });
         let names = |params: &[Param]| params.iter().map(|p| p.name.clone()).collect::<Vec<_>>();
-        assert_eq!(names(&segment.params), ["s.gate.weight", "s.proj.weight", "s.proj.bias"]);
-        assert_eq!(names(&segment.frozen), ["s.up.weight", "s.norm.weight"]);
+        assert_eq!(names(&segment.params), ["s.up.lora_b", "s.up.lora_a"]);
+        assert_eq!(names(&segment.frozen), ["s.up.weight", "s.proj.weight", "s.norm.weight"]);
         let SegmentLayout { decayed, sharded, len, padded, whole, .. } = segment;
-        assert_eq!([decayed, sharded, len, padded, whole], [256, 256, 264, 320, 512]);
-        assert_eq!(segment.counted(0), CountedRange::first(264));
+        assert_eq!([decayed, sharded, len, padded, whole], [96, 64, 96, 128, 448]);
+        assert_eq!(segment.counted(0), CountedRange::first(96));
+        assert_eq!(segment.counted(1).end, 64);
         let (mut plan, at) = (Plan::default(), (Arena::Device, "test"));
         let flat = plan.tensor(at, "flat", Dtype::F32, (1, whole));
         let bucket = plan.tensor(at, "bucket", Dtype::F32, (1, padded));
-        assert_eq!(segment.of(flat).get("up", "weight").range(), flat.slice(320..448).range());
+        assert_eq!(segment.of(flat).get("up", "weight").range(), flat.slice(128..256).range());
         let grads = segment.of_gradients(bucket);
-        assert!(
-            grads.get("up", "weight").is_empty() && grads.get_trained("norm", "weight").is_none()
-        );
-        assert_eq!(grads.get("proj", "weight").range(), bucket.slice(128..256).range());
-        assert_eq!(grads.get_trained("proj", "bias").map(Tensor::len), Some(8));
+        assert!(grads.get("up", "weight").is_empty());
+        assert!(grads.get_trained("norm", "weight").is_none());
+        assert_eq!(grads.get("up", "lora_a").range(), bucket.slice(64..96).range());
+        assert_eq!(grads.get_trained("up", "lora_b").map(Tensor::len), Some(64));
     }
 }
