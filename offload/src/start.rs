@@ -43,11 +43,7 @@ pub(crate) struct FillBlocks<'a> {
 
 impl FillBlocks<'_> {
     /// Passes the blocks of a run of `run` elements to `fill`. Ends early if a stop is requested.
-    pub(crate) fn each(
-        &self,
-        run: usize,
-        fill: &mut BlockFill<'_>,
-    ) -> Result<(), Error> {
+    pub(crate) fn each(&self, run: usize, fill: &mut BlockFill<'_>) -> Result<(), Error> {
         let mut block = vec![0.0; BLOCK.min(run)];
         for at in (0..run).step_by(BLOCK) {
             if (self.should_stop)() {

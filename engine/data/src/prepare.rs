@@ -295,9 +295,10 @@ impl Preparation<'_> {
             }
             let place = if folder.exists() { folder } else { &partial };
             let fault = |part: &PreparedPart| {
-                part.files
-                    .iter()
-                    .find_map(|file| file.open(place, &|bytes| reading.add(bytes)).err())
+                part.files.iter().find_map(|file| {
+                    let own = file.check_own(place);
+                    own.and_then(|()| file.open(place, &|bytes| reading.add(bytes))).err()
+                })
             };
             let fault = parts.iter().enumerate().find_map(|(i, part)| Some((i, fault(part)?)));
             let is_other = fault.is_some();

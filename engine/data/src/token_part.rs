@@ -180,6 +180,18 @@ impl FileRecord {
         Err(FileFault { path, is, was: format!("{} bytes", self.bytes) })
     }
 
+    /// Checks that the file in `folder` is no symbolic link, behind which others may change it.
+    pub(super) fn check_own(&self, folder: &Path) -> Result<(), FileFault> {
+        let path = folder.join(&self.name);
+        let is_link = fs::symlink_metadata(&path).is_ok_and(|there| there.is_symlink());
+        let was = format!("a file of {} bytes", self.bytes);
+        if is_link {
+            Err(FileFault { path, is: "it is a symbolic link".into(), was })
+        } else {
+            Ok(())
+        }
+    }
+
     /// Opens the file in `folder` and checks its hash. `add` receives the number of bytes read.
     pub(super) fn open(&self, folder: &Path, add: &dyn Fn(u64)) -> Result<TokenFile, FileFault> {
         self.check_length(folder)?;

@@ -321,6 +321,44 @@ fn ten_adamw_steps_of_adapters_are_those_of_peft_in_every_place() {
     }
 }
 
+/// Environment variable: if it is set, the test trains on GPUs.
+const ON_GPUS: &str = "ONEBOX_ADAPTERS_ON_GPUS";
+
+/// One GPU with the weights in host memory, and two with a part of each matrix.
+#[test]
+fn on_gpus() {
+    if std::env::var_os(ON_GPUS).is_none() {
+        return;
+    }
+    let streamed: &[&str] = &["offload.parameters=Host", "recompute=Block", "batch.micro=2"];
+    for (model, sets) in
+        [(&MODELS[0], streamed), (&MODELS[0], &["parallel.tensor=2"]), (&MODELS[1], &[])]
+    {
+        println!("{} {sets:?}", model.name);
+        let fixture = load(model.name);
+        let run = tempfile::tempdir().unwrap();
+        let windows: Vec<&[f64]> = fixture.get("train.tokens").chunks(T + 1).collect();
+        let (seed, data) = dataset_of_windows(&windows, B, 61, run.path());
+        let mut sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
+        sets.push("device=Cuda".into());
+        assert_steps(model, &fixture, &fp32(model, &sets, seed), &data, "");
+    }
+}
+
+/// Repeats ten steps in a child process under the fake driver.
+#[test]
+fn ten_adamw_steps_of_adapters_on_gpus_are_those_of_peft() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["adapters::on_gpus", "--exact", "--nocapture"]).env(ON_GPUS, "1");
+    command.env("LD_LIBRARY_PATH", fake_cuda::library_folder());
+    command.env("XDG_CACHE_HOME", cache.path()).env("FAKECUDA_DEVICES", "2");
+    let output = command.output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let passed = output.status.success() && stdout.contains("1 passed");
+    assert!(passed, "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// Each document in a sample of its own, and several side by side.
 #[test]
 fn ten_adamw_steps_of_adapters_on_documents_are_those_of_peft() {

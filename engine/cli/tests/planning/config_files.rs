@@ -112,6 +112,41 @@ fn a_model_that_does_not_fit_leaves_no_config() {
     assert!(!folder.path("my.ron").exists());
 }
 
+/// A model of two wide layers: its states do not fit beside the GPU, and 2 bytes per parameter do.
+#[test]
+fn a_model_whose_states_do_not_fit_may_have_adapters() {
+    let folder = Folder::new();
+    let box_ron = std::fs::read_to_string(format!(
+        "{}/../../configs/boxes/desktop-4090.ron",
+        env!("CARGO_MANIFEST_DIR")
+    ));
+    let memory = |text: &str| match text.trim_start().split(':').next() {
+        Some("gpu_memory") => "    gpu_memory: \"4GiB\",\n".to_owned(),
+        Some("node_memory") => "    node_memory: \"5GiB\",\n".to_owned(),
+        _ => format!("{text}\n"),
+    };
+    let small: String = box_ron.unwrap().lines().map(memory).collect();
+    std::fs::write(folder.path("box.ron"), small).unwrap();
+    let config = serde_json::json!({
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 4,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 512, "tie_word_embeddings": false
+    });
+    std::fs::create_dir(folder.path("model")).unwrap();
+    std::fs::write(folder.path("model/config.json"), config.to_string()).unwrap();
+    let args = ["plan", "--model", "model", "--box", "box.ron", "--set", "batch.global=4"];
+    let output = folder.onebox(&args);
+    assert_eq!(output.code, 1, "{}{}", output.stdout, output.stderr);
+    let line = output.stdout.lines().find(|line| line.starts_with("but an adapter (LoRA) fits"));
+    let line = line.unwrap_or_else(|| panic!("{}", output.stdout));
+    assert!(output.stdout.contains("\nno: ") && line.contains("adapter=Lora(rank: 16"), "{line}");
+    let json = folder.onebox(&[&args[..], &["--json"]].concat()).stdout;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(json["fits"] == false && json["adapter"]["tokens_per_second"].as_f64() > Some(0.0));
+    let asked = folder.onebox(&[&args[..], &["--set", "adapter=Lora(rank: 16)"]].concat()).ok();
+    assert!(asked.stdout.contains("\nyes: "), "{}", asked.stdout);
+}
+
 #[test]
 fn a_length_in_epochs_or_steps_is_that_of_the_written_config() {
     let (folder, model) = (with_chats(), model());

@@ -47,21 +47,45 @@ struct Answer<'a> {
     sets: Option<Vec<String>>,
     /// A faster layout with bf16 moments, if fp32 moments need host parameters or split parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
-    bf16_moments: Option<FasterLayout>,
+    bf16_moments: Option<Alternative>,
+    /// A layout with adapters, if no layout trains all parameters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapter: Option<Alternative>,
     #[serde(flatten)]
     no: Option<FitFailure>,
     search: &'a SearchReport,
 }
 
-/// A faster layout with other results.
+/// A layout with other results.
 #[derive(Serialize)]
-struct FasterLayout {
+struct Alternative {
     tokens_per_second: f64,
     tokens_per_second_low: f64,
     tokens_per_second_high: f64,
     /// Settings `key=value`, for a config that names the model.
     sets: Vec<String>,
 }
+
+impl Alternative {
+    fn of(layout: &Layout, sets: Vec<String>) -> Self {
+        Self {
+            tokens_per_second: layout.tokens_per_second,
+            tokens_per_second_low: layout.tokens_per_second_low,
+            tokens_per_second_high: layout.tokens_per_second_high,
+            sets,
+        }
+    }
+
+    /// The layout with its rate, after `words` about it.
+    fn line(&self, words: &str) -> String {
+        let [rate, low, high] =
+            [self.tokens_per_second, self.tokens_per_second_low, self.tokens_per_second_high];
+        format!("{words}, {}: {}", with_range(rate, low, high), arguments(&self.sets))
+    }
+}
+
+/// The adapters that `plan --model` proposes if no layout trains all parameters.
+const ADAPTER: &str = "adapter=Lora(rank: 16, alpha: 32)";
 
 pub(super) fn run(
     args: &PlanArgs,
@@ -90,12 +114,11 @@ pub(super) fn run(
         }
         _ => None,
     };
-    let bf16_moments = bf16_moments.map(|layout| FasterLayout {
-        tokens_per_second: layout.tokens_per_second,
-        tokens_per_second_low: layout.tokens_per_second_low,
-        tokens_per_second_high: layout.tokens_per_second_high,
-        sets: complete(&layout.sets),
-    });
+    let bf16_moments = bf16_moments.map(|layout| Alternative::of(&layout, complete(&layout.sets)));
+    let adapter = match best {
+        None => with_adapter(args, model, machine)?,
+        Some(_) => None,
+    };
     let mut no = FitFailure::of(&loaded, machine, &found, gpus);
     no.iter_mut().flat_map(FitFailure::sets).for_each(|sets| *sets = complete(sets));
     if args.json {
@@ -107,6 +130,7 @@ pub(super) fn run(
             seconds: args.tokens.zip(best).map(|(n, best)| n as f64 / best.tokens_per_second),
             sets: best.map(|best| complete(&best.sets)),
             bf16_moments,
+            adapter,
             no,
             search: &found,
         })?;
@@ -115,16 +139,8 @@ pub(super) fn run(
         if let Some(best) = best {
             fits(&mut out, best, &found, args.tokens, &complete(&best.sets));
             if let Some(faster) = &bf16_moments {
-                let rate = with_range(
-                    faster.tokens_per_second,
-                    faster.tokens_per_second_low,
-                    faster.tokens_per_second_high,
-                );
-                let with = arguments(&faster.sets);
-                let _ = writeln!(
-                    out,
-                    "  faster with bf16 Adam moments, which change results, {rate}: {with}"
-                );
+                let words = "faster with bf16 Adam moments, which change results";
+                let _ = writeln!(out, "  {}", faster.line(words));
             }
         }
         if let Some(why) = &found.no_layout {
@@ -132,6 +148,10 @@ pub(super) fn run(
         }
         if let Some(no) = &no {
             let _ = writeln!(out, "\nno: {}", no.lines(config).join("\n  "));
+        }
+        if let Some(adapter) = &adapter {
+            let words = "but an adapter (LoRA) fits, over frozen weights";
+            let _ = writeln!(out, "\n{}", adapter.line(words));
         }
         if best.is_some() && args.write.is_none() {
             let _ = writeln!(out, "\nnext, try:\n  {}", again(args, model));
@@ -193,6 +213,25 @@ fn faster(
     let found = search_bf16_moments(loaded, machine, gpus, &TerminalProgress)?;
     let best = found.and_then(|found| found.layouts.into_iter().next());
     Ok(best.filter(|best| best.tokens_per_second > WORTH * rate))
+}
+
+/// Fastest layout that trains adapters. `None` if no layout does, if the arguments ask for adapters
+/// already, or if the model has no place for these adapters.
+fn with_adapter(
+    args: &PlanArgs,
+    model: &Path,
+    machine: &LocalMachine,
+) -> Result<Option<Alternative>, CommandError> {
+    if args.sets.iter().any(|set| key(set).starts_with("adapter")) {
+        return Ok(None);
+    }
+    let Ok(loaded) = load(args, model, &[ADAPTER]) else { return Ok(None) };
+    let found = search_layouts(&loaded, machine, Some(gpus(args, &loaded)?), &TerminalProgress)?;
+    let sets = |layout: &Layout| {
+        let chosen = [&layout.sets[..], &[ADAPTER.to_owned()]].concat();
+        settings(&loaded.config, &args.sets, &chosen)
+    };
+    Ok(found.layouts.first().map(|layout| Alternative::of(layout, sets(layout))))
 }
 
 /// Number of GPUs to use: the number in the arguments, or all GPUs of the box.
