@@ -23,7 +23,7 @@ const METHODS: [&str; 6] =
     ["adapter", "finetuning_type", "rl", "stage", "train_type", "tuner_type"];
 /// Methods that train an adapter, and a key of their row.
 const ADAPTERS: (&[&str], &str) =
-    (&["lora", "qlora", "dora", "adalora", "rslora", "longlora", "oft"], "lora_r");
+    (&["lora", "qlora", "dora", "adalora", "rslora", "longlora", "oft"], "peft");
 /// Methods that learn from preferences or rewards, and a key of their row.
 const PREFERENCES: (&[&str], &str) = (
     &["dpo", "ipo", "kto", "orpo", "simpo", "cpo", "bco", "grpo", "gdpo", "ppo", "rm", "rlhf"],
@@ -342,14 +342,15 @@ mod tests {
             ("optim", "\"adamw_torch_fused\"", "write `optimizer: (kind: AdamW)`"),
             ("optim", "\"adafactor\"", "onebox does not have this optimizer"),
             ("optim", "\"lion_8bit\"", "onebox does not have this optimizer"),
-            ("finetuning_type", "\"lora\"", "onebox has no LoRA"),
+            ("finetuning_type", "\"lora\"", "write `adapter: Lora(rank: 16, alpha: 32)`"),
             ("finetuning_type", "\"full\"", "leave it out"),
             ("rl", "\"dpo\"", "onebox has no preference"),
             ("rope_theta", "5e5", "write `model: (rope: (theta: 5e5))`"),
             ("gradient_accumulation_steps", "8", "8 x `batch.micro` x `parallel.data`"),
             ("warmup_ratio", "0.03", "0.03 x `train.steps`"),
             ("warmup_ratio", "", "N x `train.steps`"),
-            ("lora_r", "8", "onebox has no LoRA"),
+            ("lora_r", "8", "the key stands in `adapter: Lora(rank: 8)`"),
+            ("use_dora", "true", "no DoRA"),
             ("--tensor-model-parallel-size", "2", "write `parallel: (tensor: 2)`"),
         ] {
             assert!(
@@ -368,14 +369,16 @@ mod tests {
     fn a_file_of_another_tool_is_translated() {
         let yaml =
             "base_model: Qwen/Qwen3-8B\nnum_epochs: 3\nx: 1\nadapter: lora\n  - sequence_len: 2\n";
-        let lora = ". onebox has no LoRA: it trains all parameters (docs/faq.md names other tools)";
-        let expected = ". Here `base_model` is `model.from`, `num_epochs` is `train.epochs`";
-        assert_eq!(translation(yaml), format!("{lora}{expected}"));
-        assert_eq!(translation("finetuning_type: lora  # or full\nlora_rank: 8\n"), lora);
+        let expected = ". Here `base_model` is `model.from`, `num_epochs` is `train.epochs`, `adapter` is `adapter`";
+        assert_eq!(translation(yaml), expected);
+        assert_eq!(
+            translation("finetuning_type: lora  # or full\nlora_rank: 8\n"),
+            ". Here `finetuning_type` is `adapter`, `lora_rank` is `adapter.rank`"
+        );
         for text in ["stage: dpo", "rl: 'kto'", "  \"stage\": \"rm\",", "dpo_beta = 0.1"] {
             assert!(translation(text).starts_with(". onebox has no preference"), "{text}");
         }
-        for none in ["adapter:", "lora_r: ", "load_in_8bit: false", "stage: sft", "rl: null"] {
+        for none in ["adapter:", "load_in_8bit: false", "stage: sft", "rl: null"] {
             assert_eq!(translation(none), "", "{none}");
         }
         assert_eq!(

@@ -18,7 +18,8 @@ const TEXT_KEYS: [&str; 8] = [
 ];
 
 /// Keys whose value is a string or `None`.
-const TEXT_OR_NONE_KEYS: [&str; 3] = ["model.from", "data.validation", "data.tokenizer"];
+const TEXT_OR_NONE_KEYS: [&str; 4] =
+    ["model.from", "data.validation", "data.tokenizer", "adapter.from"];
 
 /// Most parts of a dotted key; every key has fewer.
 const DEEPEST: usize = 8;

@@ -147,7 +147,7 @@ mod tests {
         assert!(help("model", "layer").contains("did you mean `layers`?"));
         assert!(help("", "layer").contains("did you mean `model.layers`?"));
         assert!(help("", "learning_rate").contains("here it is called `optimizer.lr`"));
-        assert!(help("", "lora_r").contains("onebox has no LoRA"));
+        assert!(help("", "lora_r").contains("here it is called `adapter.rank`"));
         let of_a_box = ["gpus".to_owned()];
         let help_box = key_help("", "a box", "lora_r", GivenValue::default(), &of_a_box);
         assert!(help_box.contains("the keys here are `gpus`"));

@@ -67,7 +67,7 @@ fn keys_of_other_tools_are_answered_in_files_sections_and_sets() {
         ("bf16: true", "`precision`: `Bf16` is the default; leave the key out"),
         ("base_model: \"Qwen/Qwen3-8B\"", "write `model: (from: \"Qwen/Qwen3-8B\")`"),
         ("zero_optimization: (stage: 3)", "onebox has ZeRO-Offload of its own"),
-        ("lora: (r: 8)", "onebox has no LoRA"),
+        ("lora: (r: 8)", "write `adapter: Lora(rank: 16, alpha: 32)`"),
         ("optimizer: (type: \"AdamW\")", "`optimizer.kind` names an optimizer"),
         ("batch: (gradient_accumulation_steps: 8)", "8 x `batch.micro` x `parallel.data`"),
         (
@@ -78,7 +78,7 @@ fn keys_of_other_tools_are_answered_in_files_sections_and_sets() {
         assert!(in_file(keys).contains(expected), "{keys}: {}", in_file(keys));
     }
     for (set, expected) in [
-        ("lora_r=8", "onebox has no LoRA"),
+        ("lora_r=8", "here it is called `adapter.rank`"),
         ("pipeline_parallel_size=2", "onebox has no pipeline parallelism"),
         ("pipeline_parallel=2", "onebox has no pipeline parallelism"),
         ("num_epochs=2", "write `--set train.epochs=2`"),
