@@ -117,10 +117,10 @@ fn heads(keys: usize, values: usize, (key_dim, value_dim): (usize, usize), t: us
 
 #[test]
 fn the_rule_in_chunks_and_its_gradients_are_those_of_the_steps() {
-    // One chunk and a part of one, one and several heads of values for a head of keys, documents of
+    // Three chunks of a document, one and several heads of values for a head of keys, documents of
     // one row, and two samples.
     let cases: [(DeltaHeads, usize, &[usize]); 4] = [
-        (heads(1, 1, (3, 2), 70), 70, &[]),
+        (heads(1, 1, (3, 2), 135), 135, &[]),
         (heads(1, 3, (2, 3), 131), 131, &[1, 65, 1, 64]),
         (heads(2, 2, (4, 1), 66), 132, &[66, 2, 64]),
         (heads(2, 4, (3, 2), 20), 40, &[7, 13, 20]),
@@ -128,7 +128,7 @@ fn the_rule_in_chunks_and_its_gradients_are_those_of_the_steps() {
     for (heads, rows, lengths) in cases {
         let of = inputs(heads, rows);
         let [qkv, gates, d_out] = &of;
-        let positions = positions(if lengths.is_empty() { &[70] } else { lengths });
+        let positions = positions(if lengths.is_empty() { &[135] } else { lengths });
         let out = steps(qkv, gates, heads, &positions);
         let d_qkv = differences(qkv, |x| inner(d_out, &steps(x, gates, heads, &positions)));
         let d_gates = differences(gates, |x| inner(d_out, &steps(qkv, x, heads, &positions)));
