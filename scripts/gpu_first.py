@@ -15,7 +15,7 @@ SIMULATED_LAUNCH = 3.8
 # Microseconds between two kernels of a stream: KERNEL_GAP of engine/predict/src/sim/cost.rs.
 SIMULATED_GAP = 2.0
 # Of the plain copy's or product's rate, by what kind of op it is.
-ASKED = {"element-wise": 0.6, "reduction": 0.3, "attention": 0.2, "grouped": 0.45}
+ASKED = {"element-wise": 0.6, "reduction": 0.3, "attention": 0.2, "grouped": 0.45, "recurrence": 0.01}
 # How many times an estimate of kernels.md a time may be, the GPU (an H100 SXM) and the shapes that they are of; cases by the page's names.
 SLOWER, ESTIMATED = 1.5, (r"\b0: .*H100(?!.*PCIe).*, sm_90\b", "h100-1.3b")
 AS_ESTIMATED = {"column_sum-8192": "column_sum", **{name: name for name in [

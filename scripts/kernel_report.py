@@ -37,6 +37,8 @@ GPUS = {
     "qwen3-30b-a3b 5090": ("RTX 5090", "120", 170, 2.4, 1.7e12, 700, 8.0),
     "qwen3-30b-a3b h100": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
     "gpt-oss-20b a100": ("A100", "80", 108, 1.41, 1.9e12, 500, 2.0),
+    "qwen3.5-9b h100": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
+    "qwen3.5-9b 4090": ("RTX 4090", "89", 128, 2.5, 0.95e12, 600, 8.0),
 }
 
 
@@ -230,7 +232,7 @@ def page(library, disassembler, counts):
         "`llama3-8b` runs samples of 1024 tokens and scales all counts of attention to 4096 by pairs of tiles, its bytes, too, which is too",
         "much for them. The Gemmas have attention in layers without a window alone, scaled to 4096 tokens; the scores of `gemma2-9b`",
         "and `gemma2-27b` have a cap. Models of experts have the ops of a layer's experts for 8192 tokens, with as many rows for each expert;",
-        "a grouped matmul runs one expert. Loads in flight for sm_70 are those of sm_75.",
+        "a grouped matmul runs one expert. `qwen3.5-9b` has the gated delta rule of a layer and ops around it for one sample of 4096 tokens. Loads in flight for sm_70 are those of sm_75.",
         "",
         "GPUs, as assumed: " + "; ".join(
             f"{name} ({config}): {count} multiprocessors at {ghz} GHz, {bandwidth / 1e12} TB/s, {latency} clocks per load"

@@ -5,6 +5,7 @@
 
 use super::gemm::{self, Gemm};
 use crate::numerics::view::{BLOCK, copy};
+use crate::op::{DELTA_CHUNK, DeltaHeads};
 use crate::{Divisible, ThreadTeam, View, ViewMut};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,6 +38,15 @@ impl ScratchFloats {
         Self { each, sums: ROW_BLOCKS * widest.max(2 * hidden).max(2 * head_dim) }
     }
 
+    /// The same with room for the gated delta rule: its kernels, and its sums over rows of
+    /// `channels` channels of a convolution with `taps` weights each.
+    pub const fn with_delta(self, heads: DeltaHeads, taps: usize) -> Self {
+        let (each, widest) = (delta_floats(heads), heads.columns() * taps);
+        let each = if each > self.each { each } else { self.each };
+        let sums = ROW_BLOCKS * widest;
+        Self { each, sums: if sums > self.sums { sums } else { self.sums } }
+    }
+
     /// Bytes for `threads` kernel threads, including the packing buffers of matmuls.
     pub const fn bytes(self, threads: usize) -> u64 {
         let each = 4 * self.each + gemm::Scratch::bytes();
@@ -57,6 +67,14 @@ pub(super) const fn rotary_floats(head_dim: usize) -> usize {
 /// Scratch of a norm in f32 elements: gain, bias and two rows.
 pub(super) const fn norm_floats(hidden: usize) -> usize {
     4 * hidden
+}
+
+/// f32 scratch of the gated delta rule: backward a state and its gradients of the heads that share
+/// keys, five blocks of keys, three of values and three of pairs; forward has less.
+pub(super) const fn delta_floats(heads: DeltaHeads) -> usize {
+    let DeltaHeads { key_dim, value_dim, .. } = heads;
+    let of_rows = DELTA_CHUNK * (5 * key_dim + 3 * value_dim + 3 * DELTA_CHUNK);
+    (heads.group() + 1) * key_dim * value_dim + of_rows
 }
 
 /// The threads that compute a lane's kernels. Everything is allocated in [`Workers::new`].

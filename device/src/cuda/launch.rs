@@ -6,6 +6,7 @@ use crate::random::keep_threshold;
 use crate::{Dtype, KernelArg, Tensor};
 
 mod attention;
+mod delta;
 mod dense;
 mod experts;
 mod fp8;
@@ -63,6 +64,8 @@ pub const PROGRAMS: &[Program] = &[
     program!("attention.cu"),
     program!("attention_mma.cu"),
     program!("attention_mma_capped.cu"),
+    program!("delta.cu"),
+    program!("delta_gates.cu"),
     program!("elementwise.cu"),
     program!("embedding.cu"),
     program!("experts.cu"),
@@ -288,6 +291,15 @@ pub const fn scratch_bytes(op: &Op) -> u64 {
         Op::RotaryBackward { d_qkv, heads, norm: Some(_), .. } => {
             rotary_scratch_bytes(heads.dim(d_qkv.shape().1))
         }
+        Op::ConvolutionBackward { x, weight, .. } => {
+            delta::convolution_scratch_bytes(x.shape().0, weight.len())
+        }
+        Op::GatedNormBackward { x, gain, .. } => {
+            delta::gated_norm_scratch_bytes(x.len() / gain.len(), gain.len())
+        }
+        Op::DeltaRuleBackward { qkv, heads, .. } => {
+            delta::delta_scratch_bytes(qkv.shape().0, *heads)
+        }
         Op::ExpertLoad { logits, shares: Some(_), .. } => {
             shares_scratch_bytes(logits.shape().0, logits.shape().1)
         }
@@ -318,6 +330,7 @@ pub fn launches(
         Family::Squares => to.squares(op),
         Family::Fp8 => to.fp8(op),
         Family::Experts => to.experts(op, sm),
+        Family::Delta => to.delta(op),
         Family::Task => to.task(op),
         Family::Product | Family::Transfer => no_kernel(op),
     }?;

@@ -172,6 +172,43 @@ impl Op {
             Self::BalanceLoss { counts, shares, value, grads, .. } => {
                 all(&[(Read, counts), (Read, shares), (Update, value), (Write, grads)]);
             }
+            Self::Convolution { x, weight, y, starts, .. } => {
+                all(&[(Read, x), (Read, weight), (Write, y)]);
+                starts.into_iter().for_each(|starts| all(&[(Read, starts)]));
+            }
+            Self::ConvolutionBackward { x, weight, d_y, d_x, d_weight, starts, .. } => {
+                all(&[(Read, x), (Read, weight), (Read, d_y), (Write, d_x), (Write, d_weight)]);
+                starts.into_iter().for_each(|starts| all(&[(Read, starts)]));
+            }
+            Self::DeltaGates { x, decay, bias, gates } => {
+                all(&[(Read, x), (Read, decay), (Read, bias), (Write, gates)]);
+            }
+            Self::DeltaGatesBackward { x, decay, bias, d_gates, d_x, d_decay, d_bias } => {
+                all(&[(Read, x), (Read, decay), (Read, bias), (Read, d_gates)]);
+                all(&[(Write, d_x), (Write, d_decay), (Write, d_bias)]);
+            }
+            Self::DeltaRule { qkv, gates, out, states, starts, .. } => {
+                all(&[(Read, qkv), (Read, gates), (Write, out), (Write, states)]);
+                starts.into_iter().for_each(|starts| all(&[(Read, starts)]));
+            }
+            Self::DeltaRuleBackward {
+                qkv, gates, states, d_out, d_qkv, d_gates, starts, ..
+            } => {
+                all(&[(Read, qkv), (Read, gates), (Read, states), (Read, d_out)]);
+                all(&[(Write, d_qkv), (Write, d_gates)]);
+                starts.into_iter().for_each(|starts| all(&[(Read, starts)]));
+            }
+            Self::GatedNorm { x, gate, gain, y, .. } => {
+                all(&[(Read, x), (Read, gate), (Read, gain), (Write, y)]);
+            }
+            Self::GatedNormBackward { x, gate, gain, d_y, d_x, d_gate, d_gain, .. } => {
+                all(&[(Read, x), (Read, gate), (Read, gain), (Read, d_y)]);
+                all(&[(Write, d_x), (Write, d_gate), (Write, d_gain)]);
+            }
+            Self::SigmoidGate { x, gate, y } => all(&[(Read, x), (Read, gate), (Write, y)]),
+            Self::SigmoidGateBackward { x, gate, d, d_gate } => {
+                all(&[(Read, x), (Read, gate), (Update, d), (Write, d_gate)]);
+            }
             Self::Add { x, into } => all(&[(Read, x), (Update, into)]),
             Self::Zero { x } => all(&[(Write, x)]),
             Self::ChunkSquares { x, partials, .. } => all(&[(Read, x), (Write, partials)]),

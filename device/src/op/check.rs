@@ -215,6 +215,7 @@ impl Op {
                 Err("only values add up".into())
             }
             _ if matches!(self.family(), Family::Experts) => self.check_experts(),
+            _ if matches!(self.family(), Family::Delta) => self.check_delta(),
             _ => Ok(()),
         }
     }
@@ -258,7 +259,7 @@ impl Product {
 }
 
 /// Checks that `starts` has one I32 element per row.
-fn check_starts(starts: Option<Tensor>, rows: Tensor) -> Result<(), String> {
+pub(super) fn check_starts(starts: Option<Tensor>, rows: Tensor) -> Result<(), String> {
     match starts {
         Some(t) => one_of(t, Dtype::I32, rows.shape().0),
         None => Ok(()),

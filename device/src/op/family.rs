@@ -14,6 +14,7 @@ pub(crate) enum Family {
     Cache,
     Loss,
     Experts,
+    Delta,
     Elementwise,
     Squares,
     /// Copies, collectives and host tasks, which have no kernel.
@@ -57,6 +58,16 @@ impl Op {
             | Self::CombineExpertsBackward { .. }
             | Self::ExpertLoad { .. }
             | Self::BalanceLoss { .. } => Family::Experts,
+            Self::Convolution { .. }
+            | Self::ConvolutionBackward { .. }
+            | Self::DeltaGates { .. }
+            | Self::DeltaGatesBackward { .. }
+            | Self::DeltaRule { .. }
+            | Self::DeltaRuleBackward { .. }
+            | Self::GatedNorm { .. }
+            | Self::GatedNormBackward { .. }
+            | Self::SigmoidGate { .. }
+            | Self::SigmoidGateBackward { .. } => Family::Delta,
             Self::Gelu { .. }
             | Self::GeluBackward { .. }
             | Self::SwiGlu { .. }

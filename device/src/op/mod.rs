@@ -4,15 +4,18 @@
 mod access;
 mod check;
 mod collective;
+mod delta;
 mod experts;
 mod family;
 mod heads;
 pub(crate) mod lane;
+mod name;
 mod product;
 pub(crate) mod task;
 mod tolerance;
 
 pub use access::Mode;
+pub use delta::{DELTA_CHUNK, DeltaHeads, MOST_TAPS, WIDEST_DELTA_KEY};
 pub use experts::{BalanceGradient, ExpertWeights, GroupedForm};
 pub use experts::{MOST_CHOICES, MOST_EXPERTS, PADDING, expert_sort_scratch};
 pub use heads::{HeadNorm, HeadNormGrads, Heads, Scores, WidthNorm};
@@ -358,6 +361,75 @@ pub enum Op {
         scale: f64,
         factor: f64,
     },
+    /// y (B T, C) = silu(c): row t of c is the sum over j of column j of `weight` (C, n) times row
+    /// t - n + 1 + j of x. Rows before the row's document count 0.
+    Convolution { x: Tensor, weight: Tensor, y: Tensor, seq_len: usize, starts: Option<Tensor> },
+    /// The gradients of [`Convolution`](Self::Convolution). Sums of `d_weight` have a fixed order.
+    ConvolutionBackward {
+        x: Tensor,
+        weight: Tensor,
+        d_y: Tensor,
+        d_x: Tensor,
+        d_weight: Tensor,
+        seq_len: usize,
+        starts: Option<Tensor>,
+    },
+    /// gates (B T, 2 H) F32: in the first H columns 1 / (1 + e^-x) of the first of x (B T, 2 H), in the
+    /// others -e^decay ln(1 + e^(x + bias)) of the others, with `decay` (H) and `bias` (H).
+    DeltaGates { x: Tensor, decay: Tensor, bias: Tensor, gates: Tensor },
+    /// The gradients of [`DeltaGates`](Self::DeltaGates). `d_gates` (B T, 2 H) F32.
+    DeltaGatesBackward {
+        x: Tensor,
+        decay: Tensor,
+        bias: Tensor,
+        d_gates: Tensor,
+        d_x: Tensor,
+        d_decay: Tensor,
+        d_bias: Tensor,
+    },
+    /// The gated delta rule (arXiv 2412.06464) of rows with the gates b and g: a head's state S (d, e),
+    /// 0 at the start of a document, becomes e^g S + b k (v - e^g S' k)', and a row of `out` (B T, H e)
+    /// is S' q. Here q and k are q / sqrt(sum(q^2) + 1e-6) / sqrt(d) and k / sqrt(sum(k^2) + 1e-6) of
+    /// `qkv`. Computed in chunks in fp32. `states` (B places, H d e) F32: the state before each chunk
+    /// that continues a document, and 0 in other places ([`DeltaHeads::places`]).
+    DeltaRule {
+        qkv: Tensor,
+        gates: Tensor,
+        out: Tensor,
+        states: Tensor,
+        heads: DeltaHeads,
+        starts: Option<Tensor>,
+    },
+    /// d_qkv and d_gates (B T, 2 H) F32 from d_out. Computes everything but `states` again.
+    DeltaRuleBackward {
+        qkv: Tensor,
+        gates: Tensor,
+        states: Tensor,
+        d_out: Tensor,
+        d_qkv: Tensor,
+        d_gates: Tensor,
+        heads: DeltaHeads,
+        starts: Option<Tensor>,
+    },
+    /// y = x / sqrt(mean(x^2) + epsilon) gain silu(gate). The mean is over each run of D columns, with
+    /// `gain` (D).
+    GatedNorm { x: Tensor, gate: Tensor, gain: Tensor, y: Tensor, epsilon: f32 },
+    /// The gradients of [`GatedNorm`](Self::GatedNorm). Sums of `d_gain` have a fixed order.
+    GatedNormBackward {
+        x: Tensor,
+        gate: Tensor,
+        gain: Tensor,
+        d_y: Tensor,
+        d_x: Tensor,
+        d_gate: Tensor,
+        d_gain: Tensor,
+        epsilon: f32,
+    },
+    /// y = x / (1 + e^-gate).
+    SigmoidGate { x: Tensor, gate: Tensor, y: Tensor },
+    /// Replaces d, the gradient with respect to y, by the gradient with respect to x. d_gate is the
+    /// gradient with respect to the gate.
+    SigmoidGateBackward { x: Tensor, gate: Tensor, d: Tensor, d_gate: Tensor },
     /// into += x.
     Add { x: Tensor, into: Tensor },
     /// y = x in y's storage type.
@@ -394,68 +466,6 @@ impl Op {
         Self::Gemm { a, b, c, bias: None, add: false, epilogue }
     }
 
-    /// The op's name in errors and traces.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Gemm { .. } => "gemm",
-            Self::ScaledGemm { .. } => "scaled_gemm",
-            Self::Maxima { .. } => "maxima",
-            Self::Quantize { .. } => "quantize",
-            Self::Embedding { .. } => "embedding",
-            Self::EmbeddingBackward { .. } => "embedding_backward",
-            Self::AddPositions { .. } => "add_positions",
-            Self::PositionsBackward { .. } => "positions_backward",
-            Self::LayerNorm { .. } => "layer_norm",
-            Self::LayerNormBackward { .. } => "layer_norm_backward",
-            Self::RmsNorm { .. } => "rms_norm",
-            Self::RmsNormBackward { .. } => "rms_norm_backward",
-            Self::Rotary { .. } => "rotary",
-            Self::RotaryBackward { .. } => "rotary_backward",
-            Self::WidthNormSums { .. } => "width_norm_sums",
-            Self::WidthNorm { .. } => "width_norm",
-            Self::WidthNormBackwardSums { .. } => "width_norm_backward_sums",
-            Self::WidthNormBackward { .. } => "width_norm_backward",
-            Self::SwiGlu { gate: Gate::Gelu, .. } => "geglu",
-            Self::SwiGluBackward { gate: Gate::Gelu, .. } => "geglu_backward",
-            Self::SwiGlu { .. } => "swiglu",
-            Self::SwiGluBackward { .. } => "swiglu_backward",
-            Self::Gelu { .. } => "gelu",
-            Self::GeluBackward { .. } => "gelu_backward",
-            Self::ColumnSum { .. } => "column_sum",
-            Self::Attention { .. } => "attention",
-            Self::AttentionBackward { .. } => "attention_backward",
-            Self::CachedAttention { .. } => "cached_attention",
-            Self::LastColumns { .. } => "last_columns",
-            Self::BiasDropoutAdd { .. } => "bias_dropout_add",
-            Self::Dropout { .. } => "dropout",
-            Self::CapLogits { .. } => "cap_logits",
-            Self::RowMax { .. } => "row_max",
-            Self::CrossEntropyStats { .. } => "cross_entropy_stats",
-            Self::CrossEntropyLoss { .. } => "cross_entropy_loss",
-            Self::CrossEntropyBackward { .. } => "cross_entropy_backward",
-            Self::Route { .. } => "route",
-            Self::RouteBackward { .. } => "route_backward",
-            Self::SortByExpert { .. } => "sort_by_expert",
-            Self::GatherRows { .. } => "gather_rows",
-            Self::GroupedGemm { .. } => "grouped_gemm",
-            Self::CombineExperts { .. } => "combine_experts",
-            Self::CombineExpertsBackward { .. } => "combine_experts_backward",
-            Self::ExpertLoad { .. } => "expert_load",
-            Self::BalanceLoss { .. } => "balance_loss",
-            Self::Add { .. } => "add",
-            Self::Cast { .. } => "cast",
-            Self::Zero { .. } => "zero",
-            Self::ChunkSquares { .. } => "chunk_squares",
-            Self::Copy { .. } => "copy",
-            Self::AllReduce { .. } => "all_reduce",
-            Self::ReduceScatter { .. } => "reduce_scatter",
-            Self::AllGather { .. } => "all_gather",
-            Self::Broadcast { .. } => "broadcast",
-            Self::Host { task, .. } => task.name(),
-            Self::Task { task } => task.name(),
-        }
-    }
-
     /// Floating-point operations of the dense work (a multiply-add counts 2); small ops count 0.
     pub fn flops(&self) -> f64 {
         match self {
@@ -472,6 +482,9 @@ impl Op {
             Self::AttentionBackward { out, heads, scores, .. } => {
                 5.0 * out.len() as f64 * scores.flops_per_element(heads.seq_len)
             }
+            Self::DeltaRule { qkv, heads, .. } => heads.flops(qkv.shape().0),
+            // The forward pass again, and two products for each of its products.
+            Self::DeltaRuleBackward { qkv, heads, .. } => 3.0 * heads.flops(qkv.shape().0),
             Self::Host { task, .. } => task.flops(),
             Self::Task { task } => task.flops(),
             _ => 0.0,

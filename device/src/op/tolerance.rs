@@ -128,6 +128,7 @@ impl Op {
                 _ => Tolerance::sum(dtype, fp32_sum(self.terms()), 1.0),
             },
             Family::Experts => self.tolerance_of_experts(t),
+            Family::Delta => self.tolerance_of_delta(dtype),
             Family::Elementwise => match self {
                 Self::Zero { .. } => Tolerance::EXACT,
                 Self::ColumnSum { .. } => Tolerance::sum(dtype, fp32_sum(self.terms()), 1.0),
@@ -190,6 +191,20 @@ impl Op {
             Self::BalanceLoss { .. } => Tolerance::sum(dtype, fp32_sum(self.terms()), 0.0),
             // Choices, rows, copies and counts.
             _ => Tolerance::EXACT,
+        }
+    }
+
+    /// In the gated delta rule each row adds to sums of the rows before, in all chunks of a document.
+    fn tolerance_of_delta(&self, dtype: Dtype) -> Tolerance {
+        match self {
+            Self::DeltaRule { heads, .. } | Self::DeltaRuleBackward { heads, .. } => {
+                let terms = heads.seq_len + heads.key_dim.max(heads.value_dim);
+                Tolerance::sum(dtype, 4.0 * fp32_sum(terms), 0.0)
+            }
+            Self::SigmoidGate { .. } | Self::SigmoidGateBackward { .. } => {
+                Tolerance::elementwise(dtype)
+            }
+            _ => Tolerance::sum(dtype, fp32_sum(self.terms()), 0.0),
         }
     }
 

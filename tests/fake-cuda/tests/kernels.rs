@@ -7,6 +7,8 @@ mod attention;
 #[path = "kernels/attention_windows.rs"]
 mod attention_windows;
 mod common;
+#[path = "kernels/delta.rs"]
+mod delta;
 #[path = "kernels/experts.rs"]
 mod experts;
 #[path = "kernels/norms.rs"]

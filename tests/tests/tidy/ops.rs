@@ -31,6 +31,16 @@ const NOT_MEASURED: &[&str] = &[
     "CombineExpertsBackward",
     "ExpertLoad",
     "BalanceLoss",
+    "Convolution",
+    "ConvolutionBackward",
+    "DeltaGates",
+    "DeltaGatesBackward",
+    "DeltaRule",
+    "DeltaRuleBackward",
+    "GatedNorm",
+    "GatedNormBackward",
+    "SigmoidGate",
+    "SigmoidGateBackward",
     "Zero",
     "ChunkSquares",
     "Broadcast",
@@ -50,6 +60,8 @@ const NOT_TIMED: &[&str] = &[
     "SortByExpert",
     "ExpertLoad",
     "BalanceLoss",
+    "DeltaGates",
+    "DeltaGatesBackward",
     "Zero",
 ];
 
@@ -82,16 +94,19 @@ impl Sources {
             checks.split("#[cfg(test)]").next().unwrap_or(checks).to_owned()
         };
         Self {
-            names: read("device/src/op/mod.rs"),
+            names: read("device/src/op/name.rs"),
             checks: after("device/src/op/check.rs", "fn check(")
+                + &after("device/src/op/delta.rs", "fn check_delta(")
                 + &after("device/src/op/experts.rs", "fn check_experts("),
             launches: launches.iter().map(|path| super::read(path)).collect(),
             compared: read("tests/fake-cuda/tests/kernels.rs")
                 + &read("tests/fake-cuda/tests/kernels/attention.rs")
                 + &read("tests/fake-cuda/tests/kernels/norms.rs")
+                + &read("tests/fake-cuda/tests/kernels/delta.rs")
                 + &read("tests/fake-cuda/tests/kernels/experts.rs")
                 + &read("tests/fake-cuda/tests/kernels/products/fp8.rs"),
             timed: read("tests/fake-cuda/tests/probes/ops.rs")
+                + &read("tests/fake-cuda/tests/probes/delta.rs")
                 + &read("tests/fake-cuda/tests/probes/experts.rs"),
             measured: measured.collect(),
         }
@@ -124,7 +139,7 @@ impl Sources {
                 variant,
                 is_in(&self.checks),
                 ANY_SHAPE,
-                "shapes in device/src/op (check.rs, experts.rs)",
+                "shapes in device/src/op (check.rs, delta.rs, experts.rs)",
             );
             let measured = self.measured.contains(name);
             ask(

@@ -6,6 +6,7 @@
 
 mod attention;
 mod cached;
+mod delta;
 mod dense;
 mod documents;
 mod elementwise;
@@ -58,6 +59,7 @@ pub(crate) fn run(op: &Op, memory: &impl Memory, workers: &Workers) -> Result<()
         Family::Cache => cached::run(op, memory, workers),
         Family::Loss => loss::run(op, memory, workers),
         Family::Experts => experts::run(op, memory, workers),
+        Family::Delta => delta::run(op, memory, workers),
         Family::Elementwise => elementwise::run(op, memory, workers),
         Family::Squares => squares::run(op, memory, workers),
         Family::Transfer | Family::Task => not_a_kernel(),

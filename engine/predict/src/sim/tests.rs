@@ -9,6 +9,7 @@ mod across;
 mod attention;
 mod channels;
 mod collectives;
+mod delta;
 mod experts;
 
 /// A checked recording.

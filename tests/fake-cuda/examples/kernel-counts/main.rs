@@ -10,6 +10,7 @@
 )]
 #![expect(unsafe_code, reason = "NVRTC is a C library")]
 
+mod delta;
 mod experts;
 #[path = "../../tests/rig/nvrtc.rs"]
 mod nvrtc;

@@ -1,8 +1,8 @@
 //! The ops of a step at the shapes of configs, per GPU and micro-batch.
 
 use crate::experts::ExpertSizes;
-use crate::{Case, OpMaker, Tensors};
-use device::{Dropout, Dtype, FP8_SINCE, Gate, Heads, MAXIMA, Op, Scores, VocabShard};
+use crate::{Case, OpMaker, Tensors, delta};
+use device::{DeltaHeads, Dropout, Dtype, FP8_SINCE, Gate, Heads, MAXIMA, Op, Scores, VocabShard};
 
 /// The ops of a config that are counted.
 #[derive(Clone, Copy, PartialEq)]
@@ -13,6 +13,8 @@ enum Blocks {
     Attention,
     /// Mixture of experts alone.
     Experts(ExpertSizes),
+    /// The gated delta rule alone.
+    Delta(DeltaHeads),
 }
 
 /// A config's sizes on one GPU.
@@ -38,7 +40,7 @@ pub(crate) struct Config {
     seq_len: usize,
 }
 
-pub(crate) fn configs() -> [Config; 11] {
+pub(crate) fn configs() -> [Config; 13] {
     let (value, blocks) = (Dtype::Bf16, Blocks::Gpt);
     let h100 = Config {
         name: "h100-1.3b",
@@ -113,6 +115,10 @@ pub(crate) fn configs() -> [Config; 11] {
         of_experts("qwen3-30b-a3b h100", 90, qwen3),
         of_experts("gpt-oss-20b a100", 80, gpt_oss),
     ];
+    let qwen35 = DeltaHeads { keys: 16, values: 32, key_dim: 128, value_dim: 128, seq_len: 4096 };
+    let blocks = Blocks::Delta(qwen35);
+    let qwen35_h100 = Config { name: "qwen3.5-9b h100", blocks, ..h100 };
+    let qwen35_4090 = Config { name: "qwen3.5-9b 4090", sm: 89, blocks, ..h100 };
     let [qwen3_a100, qwen3_4090, qwen3_5090, qwen3_h100, gpt_oss_a100] = of_models;
     [
         h100,
@@ -126,6 +132,8 @@ pub(crate) fn configs() -> [Config; 11] {
         qwen3_5090,
         qwen3_h100,
         gpt_oss_a100,
+        qwen35_h100,
+        qwen35_4090,
     ]
 }
 
@@ -138,6 +146,7 @@ impl Config {
         let mut cases = match self.blocks {
             Blocks::Attention => return self.attention().into(),
             Blocks::Experts(sizes) => return sizes.cases(self.value, self.tokens),
+            Blocks::Delta(heads) => return delta::cases(heads, self.value),
             Blocks::Gpt => self.of_gpt(),
             Blocks::Llama => self.of_llama(),
         };

@@ -19,6 +19,8 @@ use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
 #[path = "ptx/attention.rs"]
 mod attention;
+#[path = "ptx/delta.rs"]
+mod delta;
 #[path = "ptx/experts.rs"]
 mod experts;
 #[path = "ptx/faults.rs"]

@@ -13,6 +13,7 @@
 mod attention;
 #[path = "../common/mod.rs"]
 mod common;
+mod delta;
 mod experts;
 mod ledger;
 mod nccl;

@@ -1,6 +1,6 @@
 //! Speed of matmuls and ops at the shapes of a 1.3B model, measured over many of each in a queue.
 
-use crate::{experts, ops, small};
+use crate::{delta, experts, ops, small};
 use device::cuda::{self, AttentionLibrary, Collectives, CudaOptions, MatmulSelection, Peers};
 use device::{Arena, Device, Dtype, Epilogue, FP8_SINCE, Lane, Op, Plan, Rank, Tensor, random};
 use device::{Communicator, HostWork};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Opens the GPU of the only rank.
 pub(crate) fn open(plan: Plan) -> Device {
-    open_with(plan, AttentionLibrary::Own, 256 << 20 >> if small() { 8 } else { 0 })
+    open_with(plan, AttentionLibrary::Own, 512 << 20 >> if small() { 8 } else { 0 })
 }
 
 /// Opens the GPU of the only rank with a library for attention and bytes of scratch.
@@ -237,7 +237,7 @@ pub(crate) fn ops() {
     bench.dev.finish().unwrap();
     eprintln!("figure ceiling name=copy gb={copy:.1}");
     eprintln!("figure ceiling name=product tflops={tflops:.1}");
-    for case in ops::cases().into_iter().chain(experts::cases()) {
+    for case in ops::cases().into_iter().chain(experts::cases()).chain(delta::cases()) {
         let mut plan = Plan::default();
         let made = (case.make)(&mut plan);
         let dev = open(plan);

@@ -47,6 +47,9 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest 
             batched_attention(gpu, work, products::rate(gpu, work))
         }
         WorkKind::Attention { .. } => (attention::seconds(gpu, work), work.bytes as f64),
+        _ if work.name.starts_with("delta_rule") => {
+            (work.flops / (gpu.flops_32 * DELTA_SHARE), work.bytes as f64)
+        }
         _ => (moved(gpu, work), work.bytes as f64 * gpu.passes_2020(work.name)),
     };
     // Kernels of several streams share the multiprocessors.
@@ -70,6 +73,11 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest 
         });
     ResourceRequest { fixed, amounts, ..ResourceRequest::default() }
 }
+
+/// Share of the fp32 rate at which the gated delta rule computes its FLOPs: an estimate. Its kernels use
+/// no tensor cores, load four operands from shared memory for three multiply-adds, and compute the
+/// products of queries and keys once for each 32 columns of values.
+const DELTA_SHARE: f64 = 0.15;
 
 /// Seconds in which the multiprocessors move the bytes of a kernel without dense arithmetic; 0 if only
 /// the memory limits it. The software of 2020 had other kernels.
