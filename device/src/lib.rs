@@ -40,7 +40,7 @@ pub use op::task::{DeviceOp, DeviceTask, HostContext, HostOp, HostTask, KernelAr
 pub use op::{
     BalanceGradient, Dropout, Epilogue, ExpertWeights, FP8_SINCE, Gate, Group, GroupedForm,
     HeadNorm, HeadNormGrads, Heads, MAXIMA, MOST_CHOICES, MOST_EXPERTS, Mode, Op, PADDING,
-    Reduction, Scores, VocabShard, WidthNorm, expert_sort_scratch,
+    Reduction, ScoreRule, Scores, SigmoidRule, VocabShard, WidthNorm, expert_sort_scratch,
 };
 pub use ranks::communicator::Communicator;
 pub use ranks::memory::HostPlace;

@@ -3,7 +3,7 @@
 use super::INNER;
 use super::classes::ModelClass;
 use super::keys::Keys;
-use crate::{Balance, ExpertsConfig};
+use crate::{Balance, ExpertsConfig, ScoreRule};
 use files::json::shown;
 use serde_json::{Value, json};
 use std::ops::RangeInclusive;
@@ -62,6 +62,8 @@ pub(super) fn experts(
         per_token,
         ffn_hidden,
         normalize,
+        scoring: ScoreRule::Softmax,
+        shared_hidden: 0,
         dense_layers,
         balance: balance(keys, class),
     })
@@ -185,6 +187,8 @@ mod tests {
             per_token: 2,
             ffn_hidden,
             normalize,
+            scoring: ScoreRule::Softmax,
+            shared_hidden: 0,
             dense_layers: Vec::new(),
             balance: Balance::Off,
         };
