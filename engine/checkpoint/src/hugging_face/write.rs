@@ -2,7 +2,7 @@
 
 use super::experts_file::is_fused;
 use super::folder::Folder;
-use super::names::{Names, StackPlace, unwrapped};
+use super::names::{Names, StackPlace, is_always_fp32, unwrapped};
 use super::numbers::Numbers;
 use super::untrained::{UntrainedSource, UntrainedTensor, UntrainedTensors, first_unequal};
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
@@ -183,8 +183,8 @@ struct ExportTensor {
 
 /// Origin of a tensor's values.
 enum TensorValues {
-    /// Rows of the parameters with these numbers, from above.
-    Parameters { numbers: Vec<usize>, transposed: bool },
+    /// Rows of the parameters with these numbers, from above. `format`: their number format.
+    Parameters { numbers: Vec<usize>, transposed: bool, format: Numbers },
     /// Bytes of a tensor that the run did not train, by its number.
     Untrained(usize),
 }
@@ -213,7 +213,7 @@ impl ExportContent {
             None => names.whole(&params[number].name),
             Some(places) => unwrapped(&places[number].foreign.entry.name),
         };
-        let mut tensors = joined(&params, names, &whole);
+        let mut tensors = joined(&params, names, numbers, &whole);
         let untrained = source.iter().flat_map(|source| &source.tensors).enumerate();
         tensors.extend(untrained.map(|(number, tensor)| ExportTensor {
             name: tensor.name.clone(),
@@ -232,11 +232,11 @@ impl ExportContent {
     }
 
     /// The entry of a tensor in the header of its file.
-    fn entry(&self, tensor: &ExportTensor, numbers: Numbers) -> HeaderEntry {
+    fn entry(&self, tensor: &ExportTensor) -> HeaderEntry {
         let elements = tensor.shape.iter().product::<usize>() as u64;
         let (dtype, bytes) = match tensor.values {
-            TensorValues::Parameters { .. } => {
-                (numbers.name().to_owned(), numbers.width() * elements)
+            TensorValues::Parameters { format, .. } => {
+                (format.name().to_owned(), format.width() * elements)
             }
             TensorValues::Untrained(number) => {
                 let (source, untrained) = self.untrained(number);
@@ -248,7 +248,12 @@ impl ExportContent {
 }
 
 /// The tensors of the parameters. Parameters that are one tensor in transformers are together.
-fn joined(params: &[&Param], names: Names, whole: &dyn Fn(usize) -> String) -> Vec<ExportTensor> {
+fn joined(
+    params: &[&Param],
+    names: Names,
+    format: Numbers,
+    whole: &dyn Fn(usize) -> String,
+) -> Vec<ExportTensor> {
     let by_name: BTreeMap<&str, usize> =
         params.iter().enumerate().map(|(number, param)| (param.name.as_str(), number)).collect();
     let mut done: BTreeSet<usize> = BTreeSet::new();
@@ -272,10 +277,16 @@ fn joined(params: &[&Param], names: Names, whole: &dyn Fn(usize) -> String) -> V
         if transposed {
             shape.reverse();
         }
-        let values = TensorValues::Parameters { numbers, transposed };
+        let format = format_of(&param.name, format);
+        let values = TensorValues::Parameters { numbers, transposed, format };
         tensors.push(ExportTensor { name: whole(number), shape, values });
     }
     tensors
+}
+
+/// Number format of a parameter of onebox in an export in `format`.
+fn format_of(name: &str, format: Numbers) -> Numbers {
+    if is_always_fp32(name) { Numbers::F32 } else { format }
 }
 
 fn fill(
@@ -283,9 +294,9 @@ fn fill(
     content: &ExportContent,
     folder: &Path,
 ) -> Result<Vec<String>, ExportError> {
-    let ModelExport { config, tokenizer, model_files, numbers, .. } = *model;
+    let ModelExport { config, tokenizer, model_files, .. } = *model;
     let entries: Vec<HeaderEntry> =
-        content.tensors.iter().map(|tensor| content.entry(tensor, numbers)).collect();
+        content.tensors.iter().map(|tensor| content.entry(tensor)).collect();
     let files = parts(&entries, model.max_file_bytes);
     let total: u64 = entries.iter().map(|entry| entry.bytes).sum();
     let reading = model.progress.begin("writing weights", total);
@@ -362,7 +373,6 @@ fn write_part(
     reading: &dyn Reading,
 ) -> Result<(), ExportError> {
     let all = model.checkpoint.summary().tensors();
-    let numbers = model.numbers;
     let failed = cannot_write(path);
     let torch = Map::from_iter([("__metadata__".into(), json!({ "format": "pt" }))]);
     let file = create_new(path).map_err(&failed)?;
@@ -373,8 +383,10 @@ fn write_part(
         file.write_all(bytes).map_err(&failed)
     };
     for tensor in tensors {
-        let (parameters, is_transposed) = match &tensor.values {
-            TensorValues::Parameters { numbers, transposed } => (numbers, *transposed),
+        let (parameters, is_transposed, format) = match &tensor.values {
+            TensorValues::Parameters { numbers, transposed, format } => {
+                (numbers, *transposed, *format)
+            }
             TensorValues::Untrained(number) => {
                 let (source, untrained) = content.untrained(*number);
                 source.copy(untrained, &mut write)?;
@@ -388,7 +400,7 @@ fn write_part(
             }
             for part in values.chunks(1 << 12) {
                 let mut bytes = Vec::with_capacity(4 * part.len());
-                part.iter().for_each(|x| numbers.write(*x, &mut bytes));
+                part.iter().for_each(|x| format.write(*x, &mut bytes));
                 write(&bytes)?;
             }
         }
@@ -422,7 +434,8 @@ fn read_back(
     let reading = progress.begin("comparing weights", tensors.iter().map(bytes).sum());
     for (index, (tensor, place)) in tensors.iter().zip(&places).enumerate() {
         let (values, is) = (parameter(from, index, tensor)?, written.read(place)?);
-        if !values.iter().map(|x| numbers.kept(*x).to_bits()).eq(is.iter().map(|x| x.to_bits())) {
+        let format = format_of(&tensor.name, numbers);
+        if !values.iter().map(|x| format.kept(*x).to_bits()).eq(is.iter().map(|x| x.to_bits())) {
             let (path, tensor) = (folder.to_owned(), tensor.name.clone());
             return Err(ExportError::Unequal { path, tensor });
         }
