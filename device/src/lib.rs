@@ -40,8 +40,8 @@ pub use op::task::{DeviceOp, DeviceTask, HostContext, HostOp, HostTask, KernelAr
 pub use op::{
     BalanceGradient, DELTA_CHUNK, DeltaHeads, Dropout, Epilogue, ExpertWeights, FP8_SINCE, Gate,
     Group, GroupedForm, HeadNorm, HeadNormGrads, Heads, MAXIMA, MOST_CHOICES, MOST_EXPERTS,
-    MOST_TAPS, Mode, Op, PADDING, Reduction, Scores, VocabShard, WIDEST_DELTA_KEY, WidthNorm,
-    expert_sort_scratch,
+    MOST_TAPS, Mode, Op, PADDING, Reduction, ScoreRule, Scores, SigmoidRule, VocabShard,
+    WIDEST_DELTA_KEY, WidthNorm, expert_sort_scratch,
 };
 pub use ranks::communicator::Communicator;
 pub use ranks::memory::HostPlace;

@@ -208,10 +208,18 @@ impl Block {
                 Some(shape),
                 Some(gate),
             ) => {
-                let (RouterSlot { routes, loads }, scratch) =
+                let (RouterSlot { routes, loads, correction }, scratch) =
                     (self.router[slot], self.scratch.experts());
-                let applied =
-                    AppliedExperts { experts, shape, gate, routes, loads, saved, scratch };
+                let applied = AppliedExperts {
+                    experts,
+                    shape,
+                    gate,
+                    routes,
+                    loads,
+                    correction,
+                    saved,
+                    scratch,
+                };
                 AppliedMlpLayer::Sparse(applied)
             }
             other => unreachable!("a block has what its kind says: {other:?}"),

@@ -9,13 +9,15 @@ use crate::block::{self, Block, BlockParams};
 use crate::block_activations::{BlockActivations, SharedActivations};
 use crate::branch::Scratch;
 use crate::embedding::{self, Embedding, OutputGradient};
-use crate::experts::{ExpertLoads, RouterSlot};
+use crate::expert_loads::ExpertLoads;
+use crate::experts::RouterSlot;
 use crate::host_activations::{ActivationCopies, HostActivations};
 use crate::kv_cache::{Extension, KvCache, NewTokens};
 use crate::loss::{Head, HeadInputs, LossTensors};
 use crate::norm::{AppliedNorm, Norm, NormActivations};
 use crate::params::SegmentLayout;
 use crate::rotary::RotaryTables;
+use crate::router_correction::RouterCorrections;
 use crate::shape::{BatchTensors, DecoderShape, MicrobatchContext, Ring};
 use device::{Arena, Device, Error, Event, Lane::Compute, Op, Plan, Tensor};
 use std::ops::Range;
@@ -36,6 +38,8 @@ pub struct Decoder {
     table: Tensor,
     head: Head,
     rotary: RotaryTables,
+    /// Corrections of the scores of routers, if they have some.
+    corrections: Option<RouterCorrections>,
     scratch: Scratch,
     /// Counts of the tokens of each expert, if the model has experts.
     loads: Option<ExpertLoads>,
@@ -183,11 +187,12 @@ impl Decoder {
         let loads = ExpertLoads::plan(plan, shape);
         let ropes = shape.kinds.iter().filter_map(|kind| kind.rope.as_ref());
         let rotary = RotaryTables::plan(plan, ropes, shape.seq_len, shape.head_dim);
+        let corrections = RouterCorrections::plan(plan, shape);
         let mut block = |layer: usize| {
             let at = number(shape, SegmentRole::Block(layer));
             let (layout, flat) = (segments[at].clone(), params[at]);
             let saved = shared.of_block(plan, shape, layer, &scratch);
-            let router = RouterSlot::of_layer(plan, shape, loads.as_ref(), layer);
+            let router = RouterSlot::of_layer(plan, shape, loads.as_ref(), corrections, layer);
             let params = BlockParams::cut(layout.of(flat), shape, layer, &scratch);
             let table = shape.kind(layer).rope.as_ref().map(|rope| rotary.of(rope));
             Block { layer, params, layout, saved, scratch, router, table }
@@ -208,6 +213,7 @@ impl Decoder {
             final_saved: NormActivations::plan(plan, "final_norm", shape, scratch.recomputed),
             head: Head::plan(plan, shape),
             rotary,
+            corrections,
             shape: shape.clone(),
             segments,
             params,
@@ -251,12 +257,18 @@ impl Decoder {
         self.segments.len()
     }
 
-    /// Writes constant tensors to the device, once, before the first pass.
+    /// Writes constant tensors to the device, once, before the first pass. The corrections of routers
+    /// are 0 until [`write_router_corrections`](Self::write_router_corrections).
     ///
     /// # Errors
     /// As [`Device::write`].
     pub fn write_constants(&self, dev: &Device) -> Result<(), Error> {
-        self.rotary.write(dev)
+        self.rotary.write(dev)?;
+        self.corrections.map_or(Ok(()), |corrections| corrections.clear(dev))
+    }
+
+    pub(crate) const fn router_corrections(&self) -> Option<RouterCorrections> {
+        self.corrections
     }
 
     /// Layouts of the segments, in the order of their numbers.

@@ -7,11 +7,15 @@
 
 use crate::activation_checkpoints::slot_prefix;
 use crate::branch::{Branch, Scratch};
+use crate::expert_loads::{ExpertLoads, LayerBalance, LayerLoads};
 use crate::experts_scratch::ExpertsScratch;
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
-use crate::shape::{Balance, DecoderShape, ExpertsShape, MicrobatchContext};
+use crate::router_correction::{self, CORRECTION, RouterCorrections};
+use crate::shape::{DecoderShape, ExpertsShape, SigmoidShape};
+use crate::shared_expert::{AppliedSharedExpert, SharedActivations, SharedExpert};
+use device::expert_sort_scratch;
 use device::{Arena, BalanceGradient, Device, Dtype, Epilogue, Event, ExpertWeights, Gate, Group};
-use device::{Lane::Compute, Lane::TpComm, Op, Plan, Reduction, Tensor, expert_sort_scratch};
+use device::{Lane::Compute, Lane::TpComm, Op, Plan, Reduction, ScoreRule, SigmoidRule, Tensor};
 
 /// Parameters of a layer's experts, or their gradients.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +23,10 @@ pub(crate) struct Experts {
     pub(crate) router: Tensor, // (E, C)
     gate_up: ExpertWeights,    // E times (2I/t, C): gate, then up
     proj: ExpertWeights,       // E times (C, I/t)
+    /// (1, E): numbers for the choice, if the router scores by sigmoid; or zeros in their place among
+    /// the gradients.
+    correction: Option<Tensor>,
+    shared: Option<SharedExpert>,
 }
 
 /// The choices of a layer's router for a micro-batch. They stay until the layer's backward pass.
@@ -38,43 +46,7 @@ pub(crate) struct ExpertsActivations {
     pre: Tensor, // (R, 2I/t): gate, then up
     act: Tensor, // (R, I/t)
     y: Tensor,   // (R, C): this rank's part of the experts' outputs
-}
-
-/// Counts of the tokens that chose each expert, and the balance loss.
-#[derive(Clone, Debug)]
-pub(crate) struct ExpertLoads {
-    /// (1, layers with experts x E + 1) F64: the counts of the running step, and at last the sum of
-    /// the balance losses of its micro-batches.
-    pub(crate) step: Tensor,
-    /// E: number of experts of a layer.
-    experts: usize,
-    /// By slot: tensors of a micro-batch. Empty without a balance loss.
-    balance: Vec<BalanceTensors>,
-}
-
-/// Tensors of the balance loss: a row for each layer with experts, or one row if the loss joins the
-/// layers.
-#[derive(Clone, Copy, Debug)]
-struct BalanceTensors {
-    sums: Tensor,  // (2 rows, E) F64: counts, then sums of the probabilities
-    grads: Tensor, // (rows, E) F32: gradients with respect to the probabilities
-}
-
-/// A layer's rows of [`ExpertLoads`] for the micro-batches of a slot.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LayerLoads {
-    /// (1, E) F64: counts of the step.
-    step: Tensor,
-    /// Rows of the balance loss, if there is one.
-    balance: Option<LayerBalance>,
-}
-
-/// A layer's rows of [`BalanceTensors`], (1, E) each.
-#[derive(Clone, Copy, Debug)]
-struct LayerBalance {
-    counts: Tensor,
-    shares: Tensor,
-    grads: Tensor,
+    shared: Option<SharedActivations>,
 }
 
 /// The tensors of a layer's router that differ by slot.
@@ -82,6 +54,8 @@ struct LayerBalance {
 pub(crate) struct RouterSlot {
     pub(crate) routes: Routes,
     pub(crate) loads: LayerLoads,
+    /// (1, E) F32: the correction of the scores, the same in all slots.
+    pub(crate) correction: Option<Tensor>,
 }
 
 impl RouterSlot {
@@ -90,6 +64,7 @@ impl RouterSlot {
         plan: &mut Plan,
         shape: &DecoderShape,
         loads: Option<&ExpertLoads>,
+        corrections: Option<RouterCorrections>,
         layer: usize,
     ) -> Vec<Self> {
         let (Some(experts), Some(loads)) = (shape.experts_of(layer), loads) else {
@@ -99,7 +74,8 @@ impl RouterSlot {
         let of_slot = |slot: usize| {
             let name = format!("{}block.{layer}", slot_prefix(slot));
             let routes = Routes::plan(plan, &name, shape, &experts);
-            Self { routes, loads: loads.of_layer(slot, index) }
+            let correction = corrections.map(|all| all.of_layer(index));
+            Self { routes, loads: loads.of_layer(slot, index), correction }
         };
         (0..shape.checkpoint_slots).map(of_slot).collect()
     }
@@ -113,6 +89,8 @@ pub(crate) struct AppliedExperts {
     pub(crate) gate: Gate,
     pub(crate) routes: Routes,
     pub(crate) loads: LayerLoads,
+    /// (1, E) F32: the correction of the scores, if the router scores by sigmoid.
+    pub(crate) correction: Option<Tensor>,
     pub(crate) saved: ExpertsActivations,
     pub(crate) scratch: ExpertsScratch,
 }
@@ -141,6 +119,8 @@ impl Experts {
             let name = format!("{EXPERTS}{expert}.proj.weight");
             params.add(&name, (c, i), Split::Columns, shape.residual_init());
         }
+        SharedExpert::declare(params, shape, experts);
+        router_correction::declare(params, experts);
     }
 
     /// Declares the router's weight (E, C). It must stand directly after the weights of keys and
@@ -169,6 +149,8 @@ impl Experts {
             router: flat.get(ROUTER, "weight"),
             gate_up: weights("gates of experts", false, (2 * inner, c)),
             proj: weights("projections of experts", true, (c, inner)),
+            correction: experts.sigmoid.map(|_| flat.whole(CORRECTION)),
+            shared: SharedExpert::cut(flat, experts),
         }
     }
 }
@@ -228,91 +210,23 @@ impl ExpertsActivations {
                 None => own(shape.activation(), inner),
             },
             y: own("outputs", shape.hidden),
+            shared: experts
+                .shared_hidden
+                .zip(scratch.experts().shared)
+                .map(|(inner, scratch)| SharedActivations::plan(plan, name, shape, inner, scratch)),
         }
     }
 
     /// All tensors but the output of the activation.
-    pub(crate) const fn tensors(self) -> [Tensor; 2] {
-        [self.pre, self.y]
+    pub(crate) fn tensors(self) -> Vec<Tensor> {
+        [self.pre, self.y].into_iter().chain(self.shared.map(|shared| shared.pre)).collect()
     }
 
-    /// The first `pairs` rows.
-    fn first(self, pairs: usize) -> Self {
-        let Self { pre, act, y } = self;
-        Self { pre: pre.rows(0..pairs), act: act.rows(0..pairs), y: y.rows(0..pairs) }
-    }
-}
-
-impl ExpertLoads {
-    /// Plans the counts of a model of `shape`, if it has experts.
-    pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape) -> Option<Self> {
-        let (experts, layers) = (shape.experts?, shape.expert_layers());
-        let mut one = |name: String, dtype, rows| {
-            let size = (rows, experts.count);
-            plan.tensor((Arena::Device, "expert loads"), name, dtype, size)
-        };
-        let mut by_slot = |rows| {
-            let of_slot = |slot| BalanceTensors {
-                sums: one(format!("balance.{slot}.sums"), Dtype::F64, 2 * rows),
-                grads: one(format!("balance.{slot}.gradients"), Dtype::F32, rows),
-            };
-            (0..shape.checkpoint_slots).map(of_slot).collect()
-        };
-        let balance = match experts.balance {
-            None => Vec::new(),
-            Some(Balance::HuggingFace(_)) => by_slot(1),
-            Some(Balance::Megatron(_)) => by_slot(layers),
-        };
-        let size = (1, layers * experts.count + 1);
-        let step = plan.tensor((Arena::Device, "expert loads"), "expert_load", Dtype::F64, size);
-        Some(Self { step, experts: experts.count, balance })
-    }
-
-    /// Rows of layer number `index` of the layers with experts, for a micro-batch in slot `slot`.
-    pub(crate) fn of_layer(&self, slot: usize, index: usize) -> LayerLoads {
-        LayerLoads {
-            step: self.step.slice(index * self.experts..(index + 1) * self.experts),
-            balance: self.balance.get(slot).map(|balance| balance.of_layer(index)),
-        }
-    }
-
-    /// Before the forward pass of a micro-batch: its sums are zero.
-    pub(crate) fn begin(&self, dev: &Device, slot: usize) {
-        if let Some(BalanceTensors { sums, .. }) = self.balance.get(slot) {
-            dev.submit(Compute, Op::Zero { x: *sums });
-        }
-    }
-
-    /// After the forward pass of a micro-batch: computes the balance loss, and its gradients.
-    pub(crate) fn finish(&self, dev: &Device, shape: &DecoderShape, pass: &MicrobatchContext) {
-        let Some(tensors) = self.balance.get(pass.slot) else { return };
-        let experts = shape.experts.zip(shape.experts.and_then(|experts| experts.balance));
-        let (experts, balance) =
-            experts.unwrap_or_else(|| unreachable!("tensors of a balance loss that is off"));
-        let (end, per_token) = (self.step.len(), experts.per_token);
-        let (scale, factor) =
-            (experts.balance_scale(balance), balance.factor() * pass.counted_share);
-        let (counts, shares) = tensors.counts_and_shares();
-        let (value, grads) = (self.step.slice(end - 1..end), tensors.grads);
-        let op = Op::BalanceLoss { counts, shares, value, grads, per_token, scale, factor };
-        dev.submit(Compute, op);
-    }
-}
-
-impl BalanceTensors {
-    /// (rows, E) each.
-    fn counts_and_shares(&self) -> (Tensor, Tensor) {
-        let rows = self.grads.shape().0;
-        (self.sums.rows(0..rows), self.sums.rows(rows..2 * rows))
-    }
-
-    /// The row of layer number `index` of the layers with experts.
-    fn of_layer(&self, index: usize) -> LayerBalance {
-        // All layers share the only row of a loss that joins them.
-        let row = index % self.grads.shape().0;
-        let one = |t: Tensor| t.rows(row..row + 1);
-        let (counts, shares) = self.counts_and_shares();
-        LayerBalance { counts: one(counts), shares: one(shares), grads: one(self.grads) }
+    /// The rows of the first `rows` tokens, which have `pairs` experts.
+    fn first(self, rows: usize, pairs: usize) -> Self {
+        let first = |t: Tensor| t.rows(0..pairs);
+        let shared = self.shared.map(|shared| shared.first(rows));
+        Self { pre: first(self.pre), act: first(self.act), y: first(self.y), shared }
     }
 }
 
@@ -327,7 +241,7 @@ impl AppliedExperts {
         let pairs = rows * self.shape.per_token;
         Self {
             routes: self.routes.first(rows),
-            saved: self.saved.first(pairs),
+            saved: self.saved.first(rows, pairs),
             scratch: self.scratch.first(rows, pairs),
             ..self
         }
@@ -336,15 +250,45 @@ impl AppliedExperts {
     /// Chooses the experts of the tokens normed (B T, C), and sorts the pairs by expert.
     pub(crate) fn route(&self, dev: &Device, normed: Tensor) {
         let Routes { logits, weights, choices, offsets, order, places } = self.routes;
-        let ExpertsShape { count, normalize, .. } = self.shape;
+        let (count, scoring) = (self.shape.count, self.scoring());
         let scratch = self.scratch.sort.slice(0..expert_sort_scratch(order.len(), count));
         dev.submit(Compute, Op::product(normed, self.experts.router.t(), logits));
-        dev.submit(Compute, Op::Route { logits, weights, choices, normalize });
+        dev.submit(Compute, Op::Route { logits, weights, choices, scoring });
         dev.submit(Compute, Op::SortByExpert { choices, offsets, order, places, scratch });
     }
 
+    /// How the router scores the experts.
+    fn scoring(&self) -> ScoreRule {
+        let normalize = self.shape.normalize;
+        match (self.shape.sigmoid, self.correction) {
+            (None, _) => ScoreRule::Softmax { normalize },
+            (Some(SigmoidShape { groups, kept_groups, scale }), Some(correction)) => {
+                let scale = scale as f32;
+                ScoreRule::Sigmoid(SigmoidRule {
+                    correction,
+                    groups,
+                    kept_groups,
+                    normalize,
+                    scale,
+                })
+            }
+            (Some(_), None) => unreachable!("a router by sigmoid has a correction"),
+        }
+    }
+
+    /// The shared MLP, if the layer has one.
+    fn shared(&self) -> Option<AppliedSharedExpert> {
+        let parts = self.experts.shared.zip(self.saved.shared).zip(self.scratch.shared);
+        parts.map(|((params, saved), scratch)| AppliedSharedExpert {
+            params,
+            gate: self.gate,
+            saved,
+            scratch,
+        })
+    }
+
     /// Adds the numbers of tokens of each expert to the counts. `targets` are the
-    /// targets of [`MicrobatchContext`].
+    /// targets of [`MicrobatchContext`](crate::MicrobatchContext).
     pub(crate) fn count(&self, dev: &Device, targets: Tensor) {
         let (Routes { logits, offsets, order, .. }, loads) = (self.routes, self.loads);
         let count = |load, shares| {
@@ -360,7 +304,7 @@ impl AppliedExperts {
     /// Computes this rank's part of the outputs of the chosen experts from normed (B T, C).
     pub(crate) fn inner_forward(&self, dev: &Device, normed: Tensor) {
         let (offsets, sorted) = (self.routes.offsets, self.scratch.sorted);
-        let ExpertsActivations { pre, act, y } = self.saved;
+        let ExpertsActivations { pre, act, y, .. } = self.saved;
         let forward = |x, y, weights| {
             dev.submit(Compute, Op::grouped_forward(weights, offsets, x, y));
         };
@@ -368,6 +312,9 @@ impl AppliedExperts {
         forward(sorted, pre, self.experts.gate_up);
         dev.submit(Compute, Op::SwiGlu { x: pre, y: act, gate: self.gate });
         forward(act, y, self.experts.proj);
+        if let Some(shared) = self.shared() {
+            shared.inner_forward(dev, normed);
+        }
     }
 
     /// Copies normed (B T, C) to the rows of the experts.
@@ -376,21 +323,24 @@ impl AppliedExperts {
         dev.submit(Compute, Op::GatherRows { x: normed, order, y });
     }
 
-    /// Computes `partial` (B T, C), the weighted sums of the outputs of each token's experts, to be
-    /// summed over the ranks.
+    /// Computes `partial` (B T, C), the weighted sums of the outputs of each token's experts and the
+    /// output of the shared MLP, to be summed over the ranks.
     pub(crate) fn combine(&self, dev: &Device, partial: Tensor) {
         let Routes { places, weights, .. } = self.routes;
         let (y, weights) = (self.saved.y, Some(weights));
         dev.submit(Compute, Op::CombineExperts { y, places, weights, out: partial });
+        if let Some(shared) = self.shared() {
+            shared.add_output(dev, partial);
+        }
     }
 
     /// Computes `branch.d_normed` (B T, C) from `branch.d_sum` (B T, C), the gradient of the summed
     /// output. The sum of `branch.d_normed` over the ranks runs during weight gradients; Compute
     /// waits for it at the end. With sequence parallelism `grads.router` is the part of this rank's
-    /// tokens. `targets` are the targets of [`MicrobatchContext`].
+    /// tokens. `targets` are the targets of [`MicrobatchContext`](crate::MicrobatchContext).
     pub(crate) fn backward(&self, dev: &Device, branch: Branch, targets: Tensor, grads: Experts) {
         let (Routes { weights, offsets, places, .. }, gate) = (self.routes, self.gate);
-        let ExpertsActivations { pre, act, y } = self.saved;
+        let ExpertsActivations { pre, act, y, .. } = self.saved;
         let ExpertsScratch { sorted, d_act, d_weights, .. } = self.scratch;
         let input_gradient = |d_y, d_x, weights| {
             dev.submit(Compute, Op::grouped_input_gradient(weights, offsets, d_y, d_x));
@@ -425,6 +375,12 @@ impl AppliedExperts {
             let (b, c, epilogue) = (self.experts.router, out, Epilogue::None);
             dev.submit(Compute, Op::Gemm { a: d_logits, b, c, bias: None, add: true, epilogue });
         }
+        if let Some(shared) = self.shared() {
+            if branch.recomputes {
+                shared.activate(dev);
+            }
+            shared.add_input_gradient(dev, branch.d_sum, branch.d_normed);
+        }
         let summed = branch.region.start_sum(dev, branch.d_normed);
         dev.wait(Compute, branch.whole);
         let [own_d_logits, own_normed] =
@@ -434,6 +390,12 @@ impl AppliedExperts {
         }
         self.gather_rows(dev, branch.normed);
         weight_gradient(d_pre, sorted, grads.gate_up);
+        if let Some((shared, grads)) = self.shared().zip(grads.shared) {
+            shared.weight_gradients(dev, branch.d_sum, branch.normed, grads);
+        }
+        if let Some(x) = grads.correction.filter(|x| !x.is_empty()) {
+            dev.submit(Compute, Op::Zero { x });
+        }
         dev.wait(Compute, summed);
     }
 
@@ -453,10 +415,10 @@ impl AppliedExperts {
 
     /// Replaces the logits by their gradient. Returns it in the type of the model: (B T, E).
     fn route_backward(&self, dev: &Device, targets: Tensor) -> Tensor {
-        let (Routes { logits, choices, .. }, normalize) = (self.routes, self.shape.normalize);
+        let (Routes { logits, choices, .. }, scoring) = (self.routes, self.scoring());
         let (d_weights, balance) = (self.scratch.d_weights, self.loads.balance);
         let balance = balance.map(|balance| BalanceGradient { of_experts: balance.grads, targets });
-        dev.submit(Compute, Op::RouteBackward { logits, choices, d_weights, normalize, balance });
+        dev.submit(Compute, Op::RouteBackward { logits, choices, d_weights, scoring, balance });
         let Some(d_logits) = self.scratch.d_logits else { return logits };
         dev.submit(Compute, Op::Cast { x: logits, y: d_logits });
         d_logits

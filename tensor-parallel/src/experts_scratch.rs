@@ -1,6 +1,7 @@
 //! Transients of experts.
 
 use crate::shape::{DecoderShape, ExpertsShape};
+use crate::shared_expert::SharedScratch;
 use device::{Arena, Dtype, Plan, Tensor, expert_sort_scratch};
 
 /// Transients of a layer's experts; all layers share them.
@@ -13,6 +14,8 @@ pub(crate) struct ExpertsScratch {
     pub(crate) sort: Tensor,             // (1, n) I32: histograms of the sort
     /// (R, I/t): the activation, if the backward pass computes it again.
     pub(crate) act: Option<Tensor>,
+    /// Of the shared MLP, if layers with experts have one.
+    pub(crate) shared: Option<SharedScratch>,
 }
 
 impl ExpertsScratch {
@@ -33,6 +36,7 @@ impl ExpertsScratch {
             act: shape
                 .recomputes_outputs()
                 .then(|| one(shape.activation(), shape.dtype, (pairs, inner))),
+            shared: experts.shared_hidden.map(|inner| SharedScratch::plan(plan, shape, inner)),
         }
     }
 
@@ -45,6 +49,7 @@ impl ExpertsScratch {
             d_logits: self.d_logits.map(|d_logits| d_logits.rows(0..rows)),
             sort: self.sort,
             act: self.act.map(|act| act.rows(0..pairs)),
+            shared: self.shared.map(|shared| shared.first(rows)),
         }
     }
 }

@@ -12,12 +12,15 @@
 //!
 //! Read in this order:
 //!
-//! 1. `shape`: the sizes of a model and of a pass; `params`: layout and split of parameters;
+//! 1. `shape`, `experts_shape`: the sizes of a model and of a pass; `params`: layout and split of parameters;
 //! 2. `decoder`: the whole model, which the step calls segment by segment;
 //! 3. `block`: attention and MLP between norms, forward and backward; `branch`: buffers of both
 //!    halves;
 //! 4. `attention`, `rotary`, `mlp`, `experts`, `norm`: the parts of a block; `mlp_layer`: an MLP or
-//!    experts; `linear`: the matmuls with its weights; `adapter`: low-rank adapters of linears;
+//!    experts; `expert_loads`: counts of their tokens; `shared_expert`: an MLP
+//!    beside experts; `router_correction` and `correction_values`:
+//!    numbers that change only the choice of experts; `linear`: the matmuls with its weights;
+//!    `adapter`: low-rank adapters of linears;
 //! 5. `region`: the collectives inside a layer;
 //! 6. `embedding`, `loss`: the first and the last layer, split over the vocabulary;
 //! 7. `activation_checkpoints`: saved inputs of blocks for recomputation, and their place;
@@ -36,10 +39,13 @@ mod attention;
 mod block;
 mod block_activations;
 mod branch;
+mod correction_values;
 mod decoder;
 mod embedding;
+mod expert_loads;
 mod experts;
 mod experts_scratch;
+mod experts_shape;
 mod host_activations;
 mod kv_cache;
 mod linear;
@@ -51,7 +57,9 @@ mod parameter_counts;
 mod params;
 mod region;
 mod rotary;
+mod router_correction;
 mod shape;
+mod shared_expert;
 
 pub use activation_tiers::{ActivationTiers, Tier, TierCounts};
 pub use adapter_shape::{AdapterShape, AdapterTargets, FACTORS};
@@ -63,5 +71,5 @@ pub use params::{Init, Param, Run, SegmentLayout, Split, TrainedParams};
 pub use rotary::{Rope, RopeScaling};
 pub use shape::{
     Architecture, Balance, BatchTensors, CheckpointHome, DecoderShape, ExpertsShape, LayerKind,
-    MicrobatchContext, NormPlace, QkNorm, Recompute, Ring, head_rows,
+    MicrobatchContext, NormPlace, QkNorm, Recompute, Ring, SigmoidShape, head_rows,
 };

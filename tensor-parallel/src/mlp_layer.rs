@@ -89,7 +89,7 @@ impl MlpLayerActivations {
     pub(crate) fn tensors(self) -> Vec<Tensor> {
         match self {
             Self::Dense(saved) => saved.tensors(),
-            Self::Sparse(saved) => saved.tensors().to_vec(),
+            Self::Sparse(saved) => saved.tensors(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The shape of a model, split over the ranks of a group, and the settings of a micro-batch.
 
 use crate::activation_tiers::ActivationTiers;
+pub use crate::experts_shape::{Balance, ExpertsShape, SigmoidShape};
 use crate::params::{Init, TrainedParams};
 use crate::region::Region;
 use crate::rotary::Rope;
@@ -68,56 +69,6 @@ pub struct LayerKind {
 impl LayerKind {
     /// Full attention without rotation, and one MLP.
     pub const PLAIN: Self = Self { window: None, rope: None, experts: false };
-}
-
-/// The experts of a layer: E MLPs with a gate, of which a router chooses k for each token. The
-/// layer's output is the sum of the chosen outputs, each times a weight. No token is dropped.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ExpertsShape {
-    /// E: number of experts of a layer.
-    pub count: usize,
-    /// k: number of experts of a token.
-    pub per_token: usize,
-    /// I: inner width of an expert; a multiple of the ranks.
-    pub ffn_hidden: usize,
-    /// Whether the weights of a token's experts are divided by their sum.
-    pub normalize: bool,
-    /// Loss that spreads the tokens evenly over the experts. `None`: there is no such loss.
-    pub balance: Option<Balance>,
-}
-
-/// A loss that is small if a router spreads the tokens evenly, times the given factor. c: number of
-/// tokens of a micro-batch that chose an expert. P: mean over the tokens of the expert's
-/// probability. T: number of tokens of a micro-batch. Tokens of padding do not count.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Balance {
-    /// E times the sum over the experts of c / T times P, both averaged over all layers with
-    /// experts before the product (transformers).
-    HuggingFace(f64),
-    /// E / (k T) times the sum over the experts of c P, added up over the layers with experts
-    /// (Megatron-LM).
-    Megatron(f64),
-}
-
-impl Balance {
-    /// Factor of the loss in the loss of the training.
-    pub(crate) const fn factor(self) -> f64 {
-        match self {
-            Self::HuggingFace(factor) | Self::Megatron(factor) => factor,
-        }
-    }
-}
-
-impl ExpertsShape {
-    /// The scale of [`Op::BalanceLoss`](device::Op::BalanceLoss) for a loss without its factor. Its
-    /// rows are layers, or their sum.
-    pub(crate) const fn balance_scale(&self, balance: Balance) -> f64 {
-        let (experts, chosen) = (self.count as f64, self.per_token as f64);
-        match balance {
-            Balance::HuggingFace(_) => experts,
-            Balance::Megatron(_) => experts / chosen,
-        }
-    }
 }
 
 /// The choice of a decoder's parts, for example GPT-2 or Llama.
@@ -418,8 +369,9 @@ impl DecoderShape {
     }
 
     /// FLOPs per token, forward and backward, without recomputation: 6 per parameter of the
-    /// linears that a token passes (4 if they are frozen under adapters, whose own are few), plus attention's causal matmuls over the keys of each layer's
-    /// window. A token passes the router and k experts of a layer with experts.
+    /// linears that a token passes (4 if they are frozen under adapters, which are small), plus
+    /// attention's causal matmuls over the keys of each layer's window. A token passes the router, k
+    /// experts and the shared MLP of a layer with experts.
     pub fn model_flops_per_token(&self) -> f64 {
         let (c, d, l) = (self.hidden as f64, self.head_dim as f64, self.layers as f64);
         let (q, kv) = (self.heads as f64 * d, self.kv_heads as f64 * d);
@@ -428,7 +380,8 @@ impl DecoderShape {
         let inner = match &self.experts {
             None => inner,
             Some(experts) => {
-                let chosen = 3.0 * (experts.per_token * experts.ffn_hidden) as f64;
+                let shared = experts.shared_hidden.unwrap_or(0);
+                let chosen = 3.0 * (experts.per_token * experts.ffn_hidden + shared) as f64;
                 let sparse = self.expert_layers() as f64;
                 ((l - sparse) * inner + sparse * (chosen + experts.count as f64)) / l
             }
@@ -525,7 +478,15 @@ mod tests {
         // What the op computes of rows of counts and sums.
         let value = |balance, rows: &[[[f64; 3]; 2]]| {
             let (count, per_token, ffn_hidden, normalize) = (3, 2, 8, true);
-            let shape = ExpertsShape { count, per_token, ffn_hidden, normalize, balance: None };
+            let shape = ExpertsShape {
+                count,
+                per_token,
+                ffn_hidden,
+                normalize,
+                sigmoid: None,
+                shared_hidden: None,
+                balance: None,
+            };
             let of_row = |[c, s]: &[[f64; 3]; 2]| {
                 let tokens = c.iter().sum::<f64>() / chosen;
                 c.iter().zip(s).map(|(c, s)| c * s).sum::<f64>() / (tokens * tokens)

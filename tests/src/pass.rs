@@ -209,6 +209,7 @@ impl Handles {
     fn write(&self, given: &PassInputs<'_>, dev: &Device) {
         let Rank { tp, tp_size, dp, .. } = dev.rank();
         let write = |t, value: &dyn Fn(usize) -> f64| dev.write(t, &|i| value(i)).expect("written");
+        let mut flats = Vec::new();
         for (index, layout) in self.gpt.segments().iter().enumerate() {
             let mut flat = vec![0.0; layout.whole];
             for param in layout.all_params() {
@@ -220,7 +221,14 @@ impl Handles {
                 }
             }
             write(self.gpt.params(index), &|i| flat[i]);
+            flats.push(flat);
         }
+        let correction = |segment: usize, first: usize, values: &mut [f32]| {
+            let given = flats[segment][first..].iter();
+            values.iter_mut().zip(given).for_each(|(value, x)| *value = *x as f32);
+            Ok::<(), device::Error>(())
+        };
+        self.gpt.write_router_corrections(dev, correction).expect("corrections are written");
         write(self.scale, &|_| 1.0);
         let tokens = self.gpt.shape().tokens();
         let own = dp * tokens..(dp + 1) * tokens;

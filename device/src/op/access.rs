@@ -1,6 +1,8 @@
 //! The ranges that an op reads and writes.
 
-use crate::{BalanceGradient, Epilogue, GroupedForm, HeadNorm, Op, Tensor, WidthNorm};
+use crate::{
+    BalanceGradient, Epilogue, GroupedForm, HeadNorm, Op, ScoreRule, SigmoidRule, Tensor, WidthNorm,
+};
 
 /// How an op accesses a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -126,8 +128,11 @@ impl Op {
             Self::CrossEntropyBackward { logits, max, sums, targets, scale, .. } => {
                 all(&[(Update, logits), (Read, max), (Read, sums), (Read, targets), (Read, scale)]);
             }
-            Self::Route { logits, weights, choices, .. } => {
+            Self::Route { logits, weights, choices, scoring } => {
                 all(&[(Read, logits), (Write, weights), (Write, choices)]);
+                if let ScoreRule::Sigmoid(SigmoidRule { correction, .. }) = scoring {
+                    all(&[(Read, correction)]);
+                }
             }
             Self::RouteBackward { logits, choices, d_weights, balance, .. } => {
                 all(&[(Update, logits), (Read, choices), (Read, d_weights)]);

@@ -5,13 +5,11 @@
 //! plan, and only the first row of each expert is data.
 
 use super::check::{all_of, one_of, same};
+use super::scoring::{MOST_CHOICES, ScoreRule};
 use crate::{Dtype, Op, Tensor};
 
 /// Largest number of experts.
 pub const MOST_EXPERTS: usize = 1024;
-
-/// Largest number of experts of a token.
-pub const MOST_CHOICES: usize = 32;
 
 /// Target of a row that no document holds: padding behind the documents of a sample. A target of
 /// another negative number does not count in the loss, and its row belongs to a document.
@@ -117,13 +115,18 @@ impl Op {
     /// Checks an op of a mixture of experts.
     pub(super) fn check_experts(&self) -> Result<(), String> {
         match *self {
-            Self::Route { logits, weights, choices, .. } => all_of(&[
+            Self::Route { logits, weights, choices, scoring } => all_of(&[
                 check_choices(choices, logits.shape().1),
+                scoring.check(choices.shape().1, logits.shape().1),
                 shaped(logits, Dtype::F32, (choices.shape().0, logits.shape().1)),
                 shaped(weights, Dtype::F32, choices.shape()),
             ]),
-            Self::RouteBackward { logits, choices, d_weights, balance, .. } => all_of(&[
+            Self::RouteBackward { scoring: ScoreRule::Sigmoid(_), balance: Some(_), .. } => {
+                Err("a balance loss of scores by sigmoid".into())
+            }
+            Self::RouteBackward { logits, choices, d_weights, scoring, balance } => all_of(&[
                 check_choices(choices, logits.shape().1),
+                scoring.check(choices.shape().1, logits.shape().1),
                 shaped(logits, Dtype::F32, (choices.shape().0, logits.shape().1)),
                 shaped(d_weights, Dtype::F32, choices.shape()),
                 balance.map_or(Ok(()), |BalanceGradient { of_experts, targets }| {
@@ -287,7 +290,7 @@ fn value(t: Tensor) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arena, Lane, Mode, Plan};
+    use crate::{Arena, Lane, Mode, Plan, SigmoidRule};
 
     fn tensor(dtype: Dtype, shape: (usize, usize)) -> Tensor {
         Plan::default().tensor((Arena::Device, "test"), "t", dtype, shape)
@@ -300,6 +303,8 @@ mod tests {
     fn floats(shape: (usize, usize)) -> Tensor {
         tensor(Dtype::F32, shape)
     }
+
+    const SOFTMAX: ScoreRule = ScoreRule::Softmax { normalize: true };
 
     #[track_caller]
     fn says(op: &Op, part: &str) {
@@ -318,7 +323,7 @@ mod tests {
             logits: floats((3, experts)),
             weights: floats((3, per_token)),
             choices: ints((3, per_token)),
-            normalize: true,
+            scoring: SOFTMAX,
         };
         for (experts, per_token) in [(1, 1), (8, 8), (MOST_EXPERTS, MOST_CHOICES)] {
             fits(&of(experts, per_token));
@@ -332,7 +337,7 @@ mod tests {
             logits,
             choices,
             d_weights,
-            normalize: false,
+            scoring: SOFTMAX,
             balance,
         };
         let balance = |experts, tokens| {
@@ -369,6 +374,45 @@ mod tests {
         fits(&gather(12, Dtype::F32));
         says(&gather(11, Dtype::F32), "11 rows of 4 tokens");
         says(&gather(12, Dtype::Bf16), "gathered as F32");
+    }
+
+    #[test]
+    fn groups_divide_the_experts_and_hold_the_choices() {
+        let of = |[experts, per_token, groups, kept_groups]: [usize; 4], numbers| Op::Route {
+            logits: floats((3, experts)),
+            weights: floats((3, per_token)),
+            choices: ints((3, per_token)),
+            scoring: ScoreRule::Sigmoid(SigmoidRule {
+                correction: floats((1, numbers)),
+                groups,
+                kept_groups,
+                normalize: true,
+                scale: 2.5,
+            }),
+        };
+        for sizes in [[1, 1, 1, 1], [8, 2, 4, 1], [8, 8, 4, 4], [256, 8, 8, 4], [64, 2, 32, 1]] {
+            fits(&of(sizes, sizes[0]));
+        }
+        for sizes in [
+            [8, 2, 3, 1], // groups of different sizes
+            [8, 2, 8, 2], // a group of one expert has no two scores
+            [8, 3, 4, 1],
+            [8, 2, 4, 0],
+            [8, 2, 4, 5],
+            [128, 2, 64, 4],
+            [8, 2, 0, 0],
+        ] {
+            says(&of(sizes, sizes[0]), "groups of");
+        }
+        says(&of([8, 2, 1, 1], 7), "sizes differ");
+        let mut op = of([8, 2, 1, 1], 8);
+        if let Op::Route { logits, choices, scoring, .. } = op {
+            let balance =
+                Some(BalanceGradient { of_experts: floats((1, 8)), targets: ints((1, 3)) });
+            let d_weights = floats((3, 2));
+            op = Op::RouteBackward { logits, choices, d_weights, scoring, balance };
+        }
+        says(&op, "a balance loss of scores by sigmoid");
     }
 
     #[test]

@@ -11,15 +11,18 @@ mod heads;
 pub(crate) mod lane;
 mod name;
 mod product;
+mod scoring;
 pub(crate) mod task;
 mod tolerance;
 
 pub use access::Mode;
 pub use delta::{DELTA_CHUNK, DeltaHeads, MOST_TAPS, WIDEST_DELTA_KEY};
 pub use experts::{BalanceGradient, ExpertWeights, GroupedForm};
-pub use experts::{MOST_CHOICES, MOST_EXPERTS, PADDING, expert_sort_scratch};
+pub use experts::{MOST_EXPERTS, PADDING, expert_sort_scratch};
 pub use heads::{HeadNorm, HeadNormGrads, Heads, Scores, WidthNorm};
 pub use product::Epilogue;
+pub(crate) use scoring::LEAST_SUM;
+pub use scoring::{MOST_CHOICES, ScoreRule, SigmoidRule};
 
 pub(crate) use collective::{CollectiveKind, CollectiveOp};
 pub(crate) use family::Family;
@@ -283,18 +286,18 @@ pub enum Op {
         factor: f32,
         cap: Option<f32>,
     },
-    /// weights (N, k) F32 and choices (N, k) I32 = the largest k elements of p = softmax(logits (N, E)
-    /// F32) by row, in descending order. p grows with the logit, so the logits decide: of equal
-    /// logits the lower index comes first, and NaN counts as -inf. `normalize`: the k weights are
-    /// divided by their sum. All in fp32.
-    Route { logits: Tensor, weights: Tensor, choices: Tensor, normalize: bool },
+    /// weights (N, k) F32 and choices (N, k) I32 = the k experts that `scoring` chooses by row from
+    /// logits (N, E) F32, in descending order of what decides. Of equal numbers the lower index comes
+    /// first, and NaN counts as -inf. All in fp32.
+    Route { logits: Tensor, weights: Tensor, choices: Tensor, scoring: ScoreRule },
     /// Replaces logits (N, E) F32 by the gradient with respect to them, from d_weights (N, k) F32.
-    /// `balance` is added to the gradient with respect to p of every row that a document holds.
+    /// `balance` is added to the gradient with respect to p of every row that a document holds; it
+    /// needs [`ScoreRule::Softmax`].
     RouteBackward {
         logits: Tensor,
         choices: Tensor,
         d_weights: Tensor,
-        normalize: bool,
+        scoring: ScoreRule,
         balance: Option<BalanceGradient>,
     },
     /// Stable counting sort of the R = N k pairs of a token and a slot by expert. offsets (E + 1) I32:

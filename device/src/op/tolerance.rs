@@ -234,7 +234,7 @@ impl Product {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arena, Heads, Plan};
+    use crate::{Arena, Heads, Plan, ScoreRule};
 
     fn tensors<const N: usize>(dtype: Dtype, shapes: [(usize, usize); N]) -> [Tensor; N] {
         let mut plan = Plan::default();
@@ -316,7 +316,8 @@ mod tests {
             assert_eq!(sort.tolerance(t, 1), Tolerance::EXACT);
         }
         assert_eq!(sort.tolerance(scratch, 1).limit(0.0, 1.0), f64::INFINITY);
-        let route = Op::Route { logits, weights, choices, normalize: true };
+        let scoring = ScoreRule::Softmax { normalize: true };
+        let route = Op::Route { logits, weights, choices, scoring };
         assert_eq!(route.tolerance(choices, 1), Tolerance::EXACT);
         let limit = route.tolerance(weights, 1).limit(1.0, 1.0);
         assert!(limit > 1e-7 && limit < 1e-5, "{limit:e}");

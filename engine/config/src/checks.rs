@@ -18,7 +18,7 @@ enum Rule<'a> {
 }
 
 /// All rules between keys.
-const fn rules<'a>() -> [Rule<'a>; 59] {
+const fn rules<'a>() -> [Rule<'a>; 60] {
     use Rule::{Clashes, Computed};
     [
         Computed(Checks::heads_over_ranks),
@@ -39,6 +39,7 @@ const fn rules<'a>() -> [Rule<'a>; 59] {
         Computed(Checks::experts_of_token),
         Computed(Checks::layers_of_experts),
         Computed(Checks::experts_over_ranks),
+        Computed(Checks::groups_of_experts),
         Clashes(Checks::OF_EXPERTS),
         Clashes(Checks::ADAPTERS),
         Computed(Checks::linears_of_adapters),

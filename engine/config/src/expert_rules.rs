@@ -2,7 +2,7 @@
 
 use super::checks::{Checks, Clash, Count};
 use super::reading::Violation;
-use super::{Balance, DeviceConfig, Precision};
+use super::{Balance, DeviceConfig, Precision, ScoreRule};
 use topology::counted;
 
 /// Widths of matmuls of experts on GPUs are multiples of this number.
@@ -25,6 +25,20 @@ impl Checks<'_> {
             message: "onebox does not multiply a balance loss by the loss scale of `Fp16`",
             help: "set `precision: Bf16`, or `model.experts.balance: Off`",
             values: &[("model.experts.balance", "a balance loss"), ("precision", "a loss scale")],
+        },
+        Clash {
+            has: |c| {
+                let experts = c.model.experts.as_ref();
+                experts.is_some_and(|experts| {
+                    experts.scoring != ScoreRule::Softmax && experts.balance != Balance::Off
+                })
+            },
+            message: "onebox has a balance loss of probabilities, and sigmoids are none",
+            help: "set `model.experts.balance` to `Off`",
+            values: &[
+                ("model.experts.balance", "a balance loss"),
+                ("model.experts.scoring", "scores by sigmoid"),
+            ],
         },
     ];
 
@@ -68,14 +82,60 @@ impl Checks<'_> {
         })
     }
 
+    /// Requires groups that a router can compare, and that hold the experts of a token.
+    pub(super) fn groups_of_experts(&self) -> Option<Violation> {
+        let experts = self.config.model.experts.as_ref()?;
+        let ScoreRule::Sigmoid { groups, kept_groups, .. } = experts.scoring else { return None };
+        if groups == 1 && kept_groups == 1 {
+            return None;
+        }
+        let (count, per_token) = (experts.count, experts.per_token);
+        let (of_groups, of_kept) =
+            ("model.experts.scoring.groups", "model.experts.scoring.kept_groups");
+        let all = (of_groups, counted(groups, "group"));
+        let size = count / groups.max(1);
+        if !count.is_multiple_of(groups) || size < 2 {
+            return Some(Violation {
+                message: format!(
+                    "{} do not form {} of equally many experts, two at least",
+                    counted(count, "expert"),
+                    counted(groups, "group")
+                ),
+                help: format!("set `{of_groups}` to a divisor of half of the experts, such as 1"),
+                values: vec![all, ("model.experts.count", counted(count, "expert"))],
+            });
+        }
+        if kept_groups > groups {
+            return Some(Violation {
+                message: format!("{kept_groups} of {} cannot be chosen", counted(groups, "group")),
+                help: format!("set `{of_kept}` to at most {groups}"),
+                values: vec![(of_kept, counted(kept_groups, "group")), all],
+            });
+        }
+        (kept_groups * size < per_token).then(|| Violation {
+            message: format!(
+                "a token cannot have {} from {} of {size}",
+                counted(per_token, "expert"),
+                counted(kept_groups, "group")
+            ),
+            help: format!("set `{of_kept}` to at least {}", per_token.div_ceil(size)),
+            values: vec![
+                (of_kept, counted(kept_groups, "group")),
+                ("model.experts.per_token", counted(per_token, "expert")),
+            ],
+        })
+    }
+
     /// Requires that each rank has an equal part of each expert, in which matmuls on GPUs read
     /// whole vectors.
     pub(super) fn experts_over_ranks(&self) -> Option<Violation> {
         let experts = self.config.model.experts.as_ref()?;
         let (key, width) = ("model.experts.ffn_hidden", experts.ffn_hidden);
         let count = Count::new(key, width, "channel");
-        if let Some(violation) = count.split_over(self.ranks()) {
-            return Some(violation);
+        let shared = Count::new("model.experts.shared_hidden", experts.shared_hidden, "channel");
+        let uneven = [count, shared].into_iter().find_map(|count| count.split_over(self.ranks()));
+        if uneven.is_some() {
+            return uneven;
         }
         let ranks = self.config.parallel.tensor.max(1);
         let on_gpus = match &self.config.device {

@@ -23,9 +23,22 @@ section! {
             1..=4_000_000, KeyDefault::Required("ffn_hidden: 768").unless(of.map(|of| of.ffn_hidden))
         ), resume: Experiment;
         /// Whether the weights of a token's experts are divided by their sum. A weight is the
-        /// router's probability of the expert among all experts.
+        /// router's score of the expert.
         normalize: bool = flag(
             KeyDefault::Default(true).unless(of.map(|of| of.normalize))
+        ), resume: Experiment;
+        /// How a router scores the experts of a token. `Softmax`: a score is the probability of an
+        /// expert among all experts. `Sigmoid`: a score is the sigmoid of one logit, and each expert
+        /// has a correction, which only the choice adds to the score. The folder of the model gives
+        /// the corrections, and no training changes them (GLM-4.5, DeepSeek-V3).
+        scoring: ScoreRule = choice_with(
+            KeyDefault::Default(ScoreRule::Softmax).unless(of.map(|of| of.scoring)), of.map(|of| of.scoring)
+        ), resume: Experiment;
+        /// Inner width of the shared expert, which is an MLP for all tokens; a multiple of
+        /// `parallel.tensor`. Its output is added to the output of the chosen experts. 0: a layer has
+        /// no shared expert.
+        shared_hidden: usize = uint(
+            0..=4_000_000, KeyDefault::Default(0).unless(of.map(|of| of.shared_hidden))
         ), resume: Experiment;
         /// Numbers of the layers, from 0, that have one MLP of `model.ffn_hidden` and no experts.
         dense_layers: Vec<usize> = uints(
@@ -39,6 +52,34 @@ section! {
         balance: Balance = choice_with(
             KeyDefault::Default(Balance::Off).unless(of.map(|of| of.balance)), of.map(|of| of.balance)
         ), resume: Experiment;
+    }
+}
+
+choice! {
+    /// How a router scores the experts of a token.
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+    pub enum ScoreRule, read(of: Option<ScoreRule>) {
+        /// By a softmax over all experts.
+        Softmax,
+        /// By a sigmoid of each expert.
+        Sigmoid["(groups: 1, kept_groups: 1, scale: 1.0)"] {
+            /// Number of groups of equally many experts. A group is as good as the sum of its two best
+            /// experts.
+            groups: usize = uint(1..=32, KeyDefault::Default(1).unless(match of {
+                Some(ScoreRule::Sigmoid { groups, .. }) => Some(groups),
+                _ => None,
+            }));
+            /// Number of best groups from which a token's experts come; at most `groups`.
+            kept_groups: usize = uint(1..=32, KeyDefault::Default(1).unless(match of {
+                Some(ScoreRule::Sigmoid { kept_groups, .. }) => Some(kept_groups),
+                _ => None,
+            }));
+            /// Factor of the weights of a token's experts.
+            scale: f32 = float(SCALE, KeyDefault::Default(1.0).unless(match of {
+                Some(ScoreRule::Sigmoid { scale, .. }) => Some(scale),
+                _ => None,
+            }));
+        },
     }
 }
 
@@ -66,6 +107,9 @@ choice! {
         },
     }
 }
+
+/// Allowed factors of weights.
+const SCALE: Interval = Interval::above(0.0, 1e3);
 
 /// Allowed factors of a balance loss.
 const FACTOR: Interval = Interval::above(0.0, 1e3);

@@ -73,7 +73,7 @@ pub use checks::MachineRules;
 pub use columns::ChatColumns;
 pub use data::{ChatTargets, ControlTokens, DataConfig, DataFormat, DataOrder, Packing};
 pub use era::Fact;
-pub use experts::{Balance, ExpertsConfig};
+pub use experts::{Balance, ExpertsConfig, ScoreRule};
 pub use find_box::find_box;
 pub use keys::keys;
 pub use load::{

@@ -43,6 +43,13 @@ pub struct FolderModel {
     pub wrapper: Option<WrapperClass>,
 }
 
+impl FolderModel {
+    /// Number of the decoder's layers, if the folder may have further layers after them.
+    pub fn layers_before_others(&self) -> Option<usize> {
+        self.class.may_predict_more().then_some(self.model.layers)
+    }
+}
+
 /// A key of `model` that a `config.json` decides.
 #[derive(Clone, Copy, Debug)]
 pub struct ComparedKey {

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use std::sync::Arc;
 use tensor_parallel::{
     AdapterShape, AdapterTargets, Architecture, Balance, ExpertsShape, LayerKind, NormPlace,
-    QkNorm, Rope, RopeScaling, TrainedParams,
+    QkNorm, Rope, RopeScaling, SigmoidShape, TrainedParams,
 };
 
 /// Choice of the decoder's parts. `dtype`: storage type of its parameters.
@@ -106,6 +106,13 @@ pub(crate) fn experts(m: &ModelConfig) -> Option<ExpertsShape> {
         per_token: experts.per_token,
         ffn_hidden: experts.ffn_hidden,
         normalize: experts.normalize,
+        sigmoid: match experts.scoring {
+            config::ScoreRule::Softmax => None,
+            config::ScoreRule::Sigmoid { groups, kept_groups, scale } => {
+                Some(SigmoidShape { groups, kept_groups, scale: decimal(scale) })
+            }
+        },
+        shared_hidden: Some(experts.shared_hidden).filter(|hidden| *hidden > 0),
         balance: match experts.balance {
             config::Balance::Off => None,
             config::Balance::HuggingFace { factor } => Some(Balance::HuggingFace(decimal(factor))),
@@ -265,9 +272,24 @@ mod tests {
         let shape = experts(&m);
         let balance = Some(Balance::Megatron(0.01));
         let (count, per_token, ffn_hidden, normalize) = (8, 2, 64, true);
-        let expected = ExpertsShape { count, per_token, ffn_hidden, normalize, balance };
+        let expected = ExpertsShape {
+            count,
+            per_token,
+            ffn_hidden,
+            normalize,
+            sigmoid: None,
+            shared_hidden: None,
+            balance,
+        };
         assert_eq!(shape, Some(expected));
         assert_eq!(experts(&model("")), None);
+        let m = model(
+            "experts: (count: 8, per_token: 2, ffn_hidden: 64, shared_hidden: 32, \
+            scoring: Sigmoid(groups: 4, kept_groups: 2, scale: 2.5))",
+        );
+        let shape = experts(&m).unwrap();
+        let sigmoid = SigmoidShape { groups: 4, kept_groups: 2, scale: 2.5 };
+        assert_eq!((shape.sigmoid, shape.shared_hidden), (Some(sigmoid), Some(32)));
     }
 
     /// Source: the sizes of Gemma 3 12B, 27B and 4B, rounded by PyTorch.

@@ -69,6 +69,13 @@ impl Ranks<'_> {
             let initial =
                 InitialParameters::new(self.config, &self.layout.decoder, dev.rank(), given);
             let fill = |segment, at, values: &mut [f32]| initial.fill(segment, at, values);
+            self.layout.decoder.write_router_corrections(
+                dev,
+                |segment, at, values: &mut [f32]| {
+                    fill(segment, at, values);
+                    Ok::<(), Error>(())
+                },
+            )?;
             return trainer.optimizer.init(dev, &fill, &stop_requested);
         };
         let scaled = self.config.precision == Precision::Fp16;
@@ -100,6 +107,7 @@ impl Ranks<'_> {
                 }
             })
         };
+        self.write_corrections(dev, &fill)?;
         trainer.optimizer.restore(dev, &words, from.has_late_update(), &fill, &stop_requested)
     }
 
@@ -129,7 +137,20 @@ impl Ranks<'_> {
             }
             Ok(())
         };
+        self.write_corrections(dev, &fill)?;
         trainer.optimizer.restore(dev, &words, false, &fill, stop_requested)
+    }
+
+    /// Writes the corrections of routers to the device, from the parameters that `fill` reads. Every
+    /// rank needs all of them, also those whose states another rank owns.
+    fn write_corrections(
+        &self,
+        dev: &Device,
+        fill: &dyn Fn(StatePosition, &mut [f32]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.layout.decoder.write_router_corrections(dev, |segment, first, values: &mut [f32]| {
+            fill(StatePosition { segment, state: 0, first }, values)
+        })
     }
 
     /// Whether a position is that of a frozen parameter.

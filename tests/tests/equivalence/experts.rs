@@ -34,6 +34,14 @@ const THREE_OF_EIGHT: &[&str] = &[
     "model.vocab=257",
 ];
 
+/// Scores by sigmoid in groups, and an MLP that all tokens pass.
+const SHARED: &[&str] = &[
+    "model.family=Llama",
+    "model.experts=(count: 8, per_token: 2, ffn_hidden: 12, shared_hidden: 20, dense_layers: [0], \
+     scoring: Sigmoid(groups: 4, kept_groups: 2, scale: 1.5))",
+    "model.vocab=257",
+];
+
 /// Kinds of layers beside each other: one with a window, and one without rotary positions.
 const KINDS: &[&str] = &["model.layer_pattern=WN", "model.window=5"];
 
@@ -55,9 +63,11 @@ const FP32: RunDistance = RunDistance { loss: 5e-6, norm: 1e-5, weights: 1e-4 };
 #[test]
 fn experts_on_any_layout_train_as_on_one_rank() {
     let rules = ["optimizer.kind=AdamW", "optimizer.kind=Sgd"];
-    for (i, sparse) in [SPARSE, THREE_OF_EIGHT].into_iter().enumerate() {
+    for (i, sparse) in [SPARSE, THREE_OF_EIGHT, SHARED].into_iter().enumerate() {
         // The quick selection takes one rule for each model.
-        for (_, rule) in rules.into_iter().enumerate().filter(|(j, _)| full() || i == *j) {
+        for (_, rule) in
+            rules.iter().copied().enumerate().filter(|(j, _)| full() || i % rules.len() == *j)
+        {
             let lr = if rule.ends_with("Sgd") { "optimizer.lr=0.3" } else { "optimizer.lr=3e-3" };
             let base = with(&with(BASE, sparse), &[rule, lr, "optimizer.eps=1e-6"]);
             let reference = Reference::new(&base);
@@ -90,7 +100,7 @@ fn what_only_moves_work_changes_no_bit_of_experts() {
         &[],
     ];
     for (number, layout) in LAYOUTS.iter().enumerate() {
-        let sparse = if number % 2 == 0 { SPARSE } else { THREE_OF_EIGHT };
+        let sparse = [SPARSE, THREE_OF_EIGHT, SHARED, SHARED][number];
         let base = with(&with(BASE, sparse), layout);
         // The quick selection takes half of the variants on each layout, and each one on two layouts.
         let selected = |k: &usize| full() || (number + k).is_multiple_of(2);
@@ -296,7 +306,9 @@ fn sparse_shape(sparse: &[&str], layout: &[&str]) -> DecoderShape {
 fn the_gradients_of_experts_are_the_slopes_of_the_loss() {
     const STEP: f64 = 1e-4;
     let without_balance = "model.experts.balance=Off";
-    for (sparse, kinds) in [(SPARSE, &[][..]), (THREE_OF_EIGHT, &[][..]), (THREE_OF_EIGHT, KINDS)] {
+    for (sparse, kinds) in
+        [(SPARSE, &[][..]), (THREE_OF_EIGHT, &[]), (THREE_OF_EIGHT, KINDS), (SHARED, &[])]
+    {
         let shape = sparse_shape(sparse, &with(kinds, &[without_balance]));
         let mut inputs = Inputs::of(&shape, 4);
         let PassResult { grads, .. } = inputs.pass(&shape, 1);
@@ -328,7 +340,7 @@ fn the_gradients_of_experts_are_the_slopes_of_the_loss() {
 
 #[test]
 fn every_layout_and_recomputation_has_the_gradients_of_one_rank() {
-    for sparse in [SPARSE, THREE_OF_EIGHT] {
+    for sparse in [SPARSE, THREE_OF_EIGHT, SHARED] {
         let one = sparse_shape(sparse, &[]);
         let inputs = Inputs::of(&one, 4);
         let expected = inputs.pass(&one, 1);

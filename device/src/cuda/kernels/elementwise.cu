@@ -274,7 +274,6 @@ KERNEL(256) combine_peers_f64(double* into, i64 n, u32 ranks, u32 largest, PEERS
 }
 
 // 1 / (1 + e^-x)
-INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 
 // y (rows, width) = f(gate) up. A row of x holds the gate's `width` elements, then those of up.
 template <class F>

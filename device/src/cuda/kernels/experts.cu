@@ -4,6 +4,8 @@
 
 // Target of a token that no document holds (device/src/op/experts.rs).
 #define PADDING (-2)
+// Number that is added to a sum of scores (device/src/op/scoring.rs).
+#define LEAST_SUM 1e-20f
 
 // p = softmax of a row of logits. A warp has a row; all its lanes may read p afterwards.
 INLINE void row_softmax(const float* logits, float* p, int experts) {
@@ -97,6 +99,94 @@ KERNEL(128) route_backward(float* logits, const int* choices, const float* d_wei
   }
   __syncwarp();
   for (int i = lane; i < count; i += 32) logits[i] = p[i];
+}
+
+// The groups whose experts can be chosen, a bit for each of at most 32 groups of `size` experts: the `kept` groups with the largest sums
+// of their two largest numbers; of equal sums the lower index comes first. A lane has a group.
+INLINE u32 kept_groups(const float* corrected, int groups, int kept, int size) {
+  int lane = threadIdx.x % 32, better = 0;
+  float low = -__int_as_float(0x7f800000), first = low, second = low;
+  if (lane < groups) {
+    for (int i = lane * size; i < (lane + 1) * size; i++) {
+      float number = corrected[i];
+      if (number > first) second = first, first = number;
+      else if (number > second) second = number;
+    }
+  }
+  float score = compared(first + second);
+  for (int group = 0; group < groups; group++) {
+    float other = __shfl_sync(0xffffffffu, score, group);
+    better += other > score || (other == score && group < lane);
+  }
+  u32 open = 0;
+  for (int group = 0; group < groups; group++) open |= (u32)(__shfl_sync(0xffffffffu, better, group) < kept) << group;
+  return open;
+}
+
+// weights, choices (rows, k): as `route`, by s = sigmoid(logits). s + correction of the experts in the `kept` groups of `groups` decides.
+// The weights are s times `scale`; `normalize`: they are divided by the sum of the k scores plus LEAST_SUM. A warp has a row.
+KERNEL(128) route_sigmoid(const float* logits, float* weights, int* choices, const float* correction, u32 groups, u32 kept, float scale,
+                          u32 experts, u32 k, u32 normalize, i64 rows) {
+  DYNAMIC_SHARED(shared);
+  int lane = threadIdx.x % 32, count = experts, size = experts / groups;
+  float* corrected = (float*)shared + threadIdx.x / 32 * experts;
+  i64 row = 4 * (i64)blockIdx.x + threadIdx.x / 32;
+  if (row >= rows) return;
+  logits += row * experts;
+  for (int i = lane; i < count; i += 32) corrected[i] = sigmoid(logits[i]) + correction[i];
+  __syncwarp();
+  u32 open = groups == kept ? 0xffffffffu : kept_groups(corrected, groups, kept, size);
+  float weight = 0.0f, total = 0.0f, last = __int_as_float(0x7f800000);
+  int choice = 0, last_at = -1;
+  for (int slot = 0; slot < (int)k; slot++) {
+    // The first of those behind the last choice; -1: none.
+    float best = 0.0f;
+    int at = -1;
+    for (int i = lane; i < count; i += 32) {
+      float number = compared(corrected[i]);
+      bool behind = number < last || (number == last && i > last_at);
+      bool in = groups == kept || (open >> (i / size) & 1);
+      if (in && behind && (at < 0 || number > best)) best = number, at = i;
+    }
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) {
+      float other = __shfl_xor_sync(0xffffffffu, best, distance);
+      int i = __shfl_xor_sync(0xffffffffu, at, distance);
+      if (i >= 0 && (at < 0 || other > best || (other == best && i < at))) best = other, at = i;
+    }
+    last = best, last_at = at;
+    float score = sigmoid(logits[at]);
+    total += score;
+    if (lane == slot) weight = score, choice = at;
+  }
+  if (lane < (int)k) {
+    weights[row * k + lane] = (normalize ? weight / (total + LEAST_SUM) : weight) * scale;
+    choices[row * k + lane] = choice;
+  }
+}
+
+// Replaces logits by the gradient of them: dz = scale / n (d_weights - D) s (1 - s) for the chosen experts, 0 for others. With `normalize`
+// n is the sum of the k scores plus LEAST_SUM, and D the sum of s d_weights / n; else n is 1 and D is 0. A warp has a row.
+KERNEL(128) route_sigmoid_backward(float* logits, const int* choices, const float* d_weights, float scale, u32 experts, u32 k,
+                                   u32 normalize, i64 rows) {
+  int lane = threadIdx.x % 32;
+  i64 row = 4 * (i64)blockIdx.x + threadIdx.x / 32;
+  if (row >= rows) return;
+  logits += row * experts;
+  bool chosen = lane < (int)k;
+  int choice = chosen ? choices[row * k + lane] : 0;
+  float d = chosen ? d_weights[row * k + lane] : 0.0f, s = chosen ? sigmoid(logits[choice]) : 0.0f, divisor = 1.0f, mean = 0.0f;
+  if (normalize) {
+    float total = 0.0f;
+    for (int j = 0; j < (int)k; j++) total += __shfl_sync(0xffffffffu, s, j);
+    divisor = total + LEAST_SUM;
+    float share = s / divisor;
+    for (int j = 0; j < (int)k; j++) mean = fmaf(__shfl_sync(0xffffffffu, share, j), __shfl_sync(0xffffffffu, d, j), mean);
+  }
+  __syncwarp();
+  for (int i = lane; i < (int)experts; i += 32) logits[i] = 0.0f;
+  __syncwarp();
+  if (chosen) logits[choice] = scale / divisor * (d - mean) * (s * (1.0f - s));
 }
 
 // Choices that a block of the sort reads at a time.

@@ -218,6 +218,9 @@ INLINE float exponential(float x) {
   return p * __uint_as_float(power << 23);
 }
 
+// 1 / (1 + e^-x) with the cpu backend's bits.
+INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
 // 1 / x, rounded to nearest, for x from 1 to 2^100. The instruction's result is within one unit in the last place, and this step
 // makes it the nearest number, as in CUDA's __frcp_rn. That function and a division also have a branch for other numbers, which
 // takes registers that kernels of attention do not have.

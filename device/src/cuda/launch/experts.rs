@@ -1,7 +1,7 @@
 //! Launches of mixture of experts.
 
 use super::{Args, Dtype, Launch, Launcher, Op, Tensor, is, no_kernel, values};
-use crate::op::{ExpertWeights, GroupedForm};
+use crate::op::{ExpertWeights, GroupedForm, ScoreRule};
 
 /// Rows of logits of a block of the router's kernels: one for each warp.
 const ROUTED: usize = 4;
@@ -88,12 +88,41 @@ const fn share_blocks(rows: usize) -> usize {
 impl Launcher<'_> {
     pub(super) fn experts(&mut self, op: &Op, sm: u32) -> Result<(), String> {
         match *op {
-            Op::Route { logits, weights, choices, normalize } => {
+            Op::Route { logits, weights, choices, scoring } => {
                 is(weights, Dtype::F32)?;
                 let args = self.args(&[logits, weights, choices]);
-                self.by_router("route", logits, choices, args, normalize)?;
+                match scoring {
+                    ScoreRule::Softmax { normalize } => {
+                        self.by_router("route", logits, choices, args, normalize)?;
+                    }
+                    ScoreRule::Sigmoid(of) => {
+                        is(of.correction, Dtype::F32)?;
+                        let groups = [of.groups as u64, of.kept_groups as u64];
+                        let args = args.with(&[(self.at)(of.correction)]).with(&groups);
+                        let (kernel, args) = ("route_sigmoid", args.float(of.scale));
+                        self.by_router(kernel, logits, choices, args, of.normalize)?;
+                    }
+                }
             }
-            Op::RouteBackward { logits, choices, d_weights, normalize, balance } => {
+            Op::RouteBackward {
+                logits,
+                choices,
+                d_weights,
+                scoring: ScoreRule::Sigmoid(of),
+                balance: None,
+            } => {
+                is(d_weights, Dtype::F32)?;
+                let args = self.args(&[logits, choices, d_weights]).float(of.scale);
+                let kernel = "route_sigmoid_backward";
+                self.by_router(kernel, logits, choices, args, of.normalize)?;
+            }
+            Op::RouteBackward {
+                logits,
+                choices,
+                d_weights,
+                scoring: ScoreRule::Softmax { normalize },
+                balance,
+            } => {
                 is(d_weights, Dtype::F32)?;
                 let of_experts = balance.map(|balance| balance.of_experts);
                 let targets = balance.map(|balance| balance.targets);

@@ -5,13 +5,13 @@ mod tests;
 
 use config::layer_pattern::{UNROTATED, WINDOWED};
 use config::transformers::{ModelClass, WINDOW};
-use config::{Balance, ModelConfig, RopeConfig, RopeScaling};
+use config::{Balance, ExpertsConfig, ModelConfig, RopeConfig, RopeScaling, ScoreRule};
 use layout::build::decimal;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Classes for models without a folder, in the order in which they are tried.
-pub(super) const CLASSES: [ModelClass; 15] = [
+pub(super) const CLASSES: [ModelClass; 16] = [
     ModelClass::Llama,
     ModelClass::Qwen2,
     ModelClass::Qwen3,
@@ -28,6 +28,7 @@ pub(super) const CLASSES: [ModelClass; 15] = [
     ModelClass::Qwen3Moe,
     ModelClass::Mixtral,
     ModelClass::Olmoe,
+    ModelClass::Glm4Moe,
 ];
 
 /// Whether a class takes the size of the model's heads.
@@ -160,6 +161,10 @@ fn part_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
         | ModelClass::Granite
         | ModelClass::Qwen3Moe
         | ModelClass::Olmoe => all["attention_bias"] = json!(m.proj_bias),
+        ModelClass::Glm4Moe => {
+            all["attention_bias"] = json!(m.qkv_bias);
+            all["use_qk_norm"] = json!(m.qk_norm);
+        }
     }
     let usual_heads = m.head_dim * m.heads == m.hidden;
     match class {
@@ -213,7 +218,8 @@ fn expert_keys(
 ) {
     let Some(experts) = m.experts.as_ref().filter(|_| class.has_experts()) else { return };
     // Either name may stand in a file of version 5.
-    let names = ["num_experts", "num_local_experts"];
+    let first = if class == ModelClass::Glm4Moe { "n_routed_experts" } else { "num_experts" };
+    let names = [first, "num_local_experts"];
     let of_class = names[usize::from(class == ModelClass::Mixtral)];
     let kept = came.and_then(|came| names.into_iter().find(|name| came.contains_key(*name)));
     let count = kept.unwrap_or(of_class);
@@ -225,6 +231,7 @@ fn expert_keys(
             all["decoder_sparse_step"] = json!(1);
             all["mlp_only_layers"] = json!(experts.dense_layers);
         }
+        ModelClass::Glm4Moe => glm_keys(all, experts),
         _ => all["intermediate_size"] = json!(experts.ffn_hidden),
     }
     if class != ModelClass::Mixtral {
@@ -234,6 +241,11 @@ fn expert_keys(
         keep(all, came, &EXPERT_KEYS);
         keep(all, came, &["router_aux_loss_coef"]);
     }
+    if class == ModelClass::Glm4Moe {
+        // Its class has no balance loss.
+        all["output_router_logits"] = json!(false);
+        return;
+    }
     let balance = match experts.balance {
         Balance::HuggingFace { factor } => Some(factor),
         // Neither is a loss of transformers.
@@ -242,6 +254,21 @@ fn expert_keys(
     all["output_router_logits"] = json!(balance.is_some());
     if let Some(factor) = balance {
         all["router_aux_loss_coef"] = json!(decimal(factor));
+    }
+}
+
+/// Keys of the experts of a GLM-4.5. A model with other experts reads back otherwise.
+fn glm_keys(all: &mut Value, experts: &ExpertsConfig) {
+    all["moe_intermediate_size"] = json!(experts.ffn_hidden);
+    all["n_shared_experts"] = json!(experts.shared_hidden / experts.ffn_hidden.max(1));
+    // Dense layers come first in its class.
+    all["first_k_dense_replace"] = json!(experts.dense_layers.len());
+    // Tensors of predictions of several tokens come with the file of their folder.
+    all["num_nextn_predict_layers"] = json!(0);
+    if let ScoreRule::Sigmoid { groups, kept_groups, scale } = experts.scoring {
+        all["n_group"] = json!(groups);
+        all["topk_group"] = json!(kept_groups);
+        all["routed_scaling_factor"] = json!(decimal(scale));
     }
 }
 
@@ -297,7 +324,8 @@ fn layer_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
         | ModelClass::Olmo2
         | ModelClass::Granite
         | ModelClass::SeedOss
-        | ModelClass::Olmoe => {}
+        | ModelClass::Olmoe
+        | ModelClass::Glm4Moe => {}
     }
 }
 
@@ -328,7 +356,7 @@ fn rope_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
         }
         return;
     }
-    if m.rope.rotated_share < 1.0 {
+    if m.rope.rotated_share < 1.0 || class == ModelClass::Glm4Moe {
         let share = json!(decimal(m.rope.rotated_share));
         all["partial_rotary_factor"] = share.clone();
         scaling.insert("partial_rotary_factor".into(), share);

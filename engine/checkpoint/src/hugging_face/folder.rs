@@ -1,14 +1,16 @@
 //! An open transformers folder: all files are open, all tensors located; no path leads outside.
 
 use super::config_json::mismatches;
-use super::names::{HEAD, Names, StackPlace, bare, bare_in_wrapper, is_of_an_adapter, is_stack};
+use super::names::{
+    HEAD, Names, StackPlace, bare, bare_in_wrapper, is_of_an_adapter, is_stack, layer_of,
+};
 use super::row_place::RowPlace;
 use super::tensors::{missing, widen};
 use super::{CONFIG, FolderError, INDEX, WHOLE, transposed};
 use crate::header::{self, TensorEntry, length};
 use config::ModelConfig;
 use config::transformers::{
-    FolderModel, MERGE, ModelClass, POINTER, WrapperClass, adapter, folder_model, other_form,
+    MERGE, ModelClass, POINTER, WrapperClass, adapter, folder_model, other_form,
 };
 use data::model_files::{check_pointer, unreadable};
 use files::foreign_text::{foreign, reason};
@@ -48,10 +50,12 @@ pub struct Folder {
     class: ModelClass,
     /// Class around the decoder.
     pub(super) wrapper: Option<WrapperClass>,
+    /// Number of the decoder's layers, if layers behind them may be no part of it.
+    layers: Option<usize>,
     files: Vec<(PathBuf, File)>,
     /// The tensors of the decoder, by their names without prefix.
     tensors: BTreeMap<String, ForeignTensor>,
-    /// The tensors of the other parts of a wrapper, by their whole names.
+    /// The tensors of other parts than the decoder, by their whole names.
     pub(super) untrained: BTreeMap<String, ForeignTensor>,
     /// Tensors that only the index contains: (name, file in the index).
     absent: Vec<(String, String)>,
@@ -97,9 +101,9 @@ impl Folder {
         }
         let config = small(&folder, path, CONFIG)?;
         // A file that describes no model is refused where it is compared with one.
-        let (class, wrapper) = match folder_model(&config) {
-            Ok(FolderModel { class, wrapper, .. }) => (class, wrapper),
-            Err(_) => (ModelClass::Llama, None),
+        let (class, wrapper, layers) = match folder_model(&config) {
+            Ok(of) => (of.class, of.wrapper, of.layers_before_others()),
+            Err(_) => (ModelClass::Llama, None, None),
         };
         let is_there = |name: &str| std::fs::symlink_metadata(path.join(name)).is_ok();
         let index = match (is_there(WHOLE), is_there(INDEX)) {
@@ -129,6 +133,7 @@ impl Folder {
             config,
             class,
             wrapper,
+            layers,
             files: Vec::new(),
             tensors: BTreeMap::new(),
             untrained: BTreeMap::new(),
@@ -148,7 +153,9 @@ impl Folder {
 
     /// Name of a tensor of the decoder without prefix; `None` for a tensor of another part.
     fn bare(&self, name: &str) -> Option<String> {
-        if self.wrapper.is_some() { bare_in_wrapper(name) } else { Some(bare(name)) }
+        let bare = if self.wrapper.is_some() { bare_in_wrapper(name)? } else { bare(name) };
+        Some(bare)
+            .filter(|bare| layer_of(bare).zip(self.layers).is_none_or(|(layer, of)| layer < of))
     }
 
     /// Refuses tensors that are only parts of the model's: adapters, and shards without elements.

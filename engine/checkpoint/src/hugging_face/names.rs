@@ -99,8 +99,26 @@ const FUSED: [(&[&str], &str); 2] = [
 /// Matrices of an expert: name in onebox, in most classes, and in Mixtral.
 const EXPERT: [[&str; 3]; 3] =
     [["gate", "gate_proj", "w1"], ["up", "up_proj", "w3"], ["proj", "down_proj", "w2"]];
+/// Other parts of a layer with experts: name in onebox, in transformers.
+const OTHERS: [[&str; 2]; 5] = [
+    ["router.weight", "gate.weight"],
+    ["router.correction", "gate.e_score_correction_bias"],
+    ["shared.gate.weight", "shared_experts.gate_proj.weight"],
+    ["shared.up.weight", "shared_experts.up_proj.weight"],
+    ["shared.proj.weight", "shared_experts.down_proj.weight"],
+];
 /// Ends of the names of fused experts: gates and ups, and projections back.
 const STACKS: [&str; 2] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
+
+/// Number of the layer of a tensor, from its name without prefix.
+pub(super) fn layer_of(bare: &str) -> Option<usize> {
+    bare.strip_prefix("layers.")?.split_once('.')?.0.parse().ok()
+}
+
+/// Whether transformers keeps a parameter of onebox in fp32 in a model of any type.
+pub(super) fn is_always_fp32(name: &str) -> bool {
+    name.ends_with(".moe.router.correction")
+}
 
 /// Whether a tensor holds matrices of all experts of a layer.
 pub(super) fn is_stack(bare: &str) -> bool {
@@ -150,8 +168,9 @@ impl Names {
         let whose = if of_mixtral { "block_sparse_moe" } else { "mlp" };
         let theirs = match expert_matrix(name) {
             None => {
-                let layer = name.strip_prefix("h.")?.strip_suffix(".moe.router.weight")?;
-                format!("layers.{layer}.{whose}.gate.weight")
+                let (layer, part) = name.strip_prefix("h.")?.split_once(".moe.")?;
+                let theirs = OTHERS.iter().find(|[ours, _]| *ours == part)?[1];
+                format!("layers.{layer}.{whose}.{theirs}")
             }
             Some((layer, expert, row)) => {
                 let layer = layer.strip_prefix("h.")?;

@@ -1,8 +1,9 @@
-//! Tensors of a folder that are no part of its decoder, such as the tensors of a vision tower. A run
-//! does not train them: it keeps the path of the folder and their hashes, and an export copies them.
+//! Tensors of a folder that are no part of its decoder, such as the tensors of a vision tower, or of
+//! layers that predict several tokens. A run does not train them: it keeps the path of the folder and their hashes, and an export copies them.
 
 use super::FolderError;
 use super::folder::{Folder, ForeignTensor};
+use super::names::layer_of;
 use crate::manifest::Hash;
 use data::progress::Progress;
 use files::foreign_text::{foreign, reason};
@@ -68,7 +69,10 @@ impl UntrainedTensors {
     pub fn summary(&self) -> String {
         let part = |tensor: &UntrainedTensor| {
             let name = tensor.name.strip_prefix("model.").unwrap_or(&tensor.name);
-            name.split('.').next().unwrap_or_default().to_owned()
+            match layer_of(name) {
+                Some(layer) => format!("layers.{layer}"),
+                None => name.split('.').next().unwrap_or_default().to_owned(),
+            }
         };
         let parts: BTreeSet<String> = self.tensors.iter().map(part).collect();
         let parts = parts.into_iter().collect::<Vec<_>>().join(", ");
@@ -177,7 +181,7 @@ impl Folder {
         &self,
         progress: &dyn Progress,
     ) -> Result<Option<UntrainedTensors>, FolderError> {
-        if self.wrapper.is_none() {
+        if self.wrapper.is_none() && self.untrained.is_empty() {
             return Ok(None);
         }
         let folder = std::path::absolute(self.path());

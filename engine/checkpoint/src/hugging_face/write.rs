@@ -3,7 +3,7 @@
 use super::experts_file::is_fused;
 use super::export_error::ExportError;
 use super::folder::Folder;
-use super::names::{Names, StackPlace, unwrapped};
+use super::names::{Names, StackPlace, is_always_fp32, unwrapped};
 use super::numbers::Numbers;
 use super::parameters::ModelParameters;
 use super::untrained::{UntrainedSource, UntrainedTensor, UntrainedTensors, first_unequal};
@@ -179,8 +179,8 @@ struct ExportTensor {
 
 /// Origin of a tensor's values.
 enum TensorValues {
-    /// Rows of the parameters with these numbers, from above.
-    Parameters { numbers: Vec<usize>, transposed: bool },
+    /// Rows of the parameters with these numbers, from above. `format`: their number format.
+    Parameters { numbers: Vec<usize>, transposed: bool, format: Numbers },
     /// Bytes of a tensor that the run did not train, by its number.
     Untrained(usize),
 }
@@ -210,7 +210,7 @@ impl<'a> ExportContent<'a> {
             None => names.whole(&params[number].name),
             Some(places) => unwrapped(&places[number].foreign.entry.name),
         };
-        let mut tensors = joined(params, names, &whole);
+        let mut tensors = joined(params, names, numbers, &whole);
         let untrained = source.iter().flat_map(|source| &source.tensors).enumerate();
         tensors.extend(untrained.map(|(number, tensor)| ExportTensor {
             name: tensor.name.clone(),
@@ -229,11 +229,11 @@ impl<'a> ExportContent<'a> {
     }
 
     /// The entry of a tensor in the header of its file.
-    fn entry(&self, tensor: &ExportTensor, numbers: Numbers) -> HeaderEntry {
+    fn entry(&self, tensor: &ExportTensor) -> HeaderEntry {
         let elements = tensor.shape.iter().product::<usize>() as u64;
         let (dtype, bytes) = match tensor.values {
-            TensorValues::Parameters { .. } => {
-                (numbers.name().to_owned(), numbers.width() * elements)
+            TensorValues::Parameters { format, .. } => {
+                (format.name().to_owned(), format.width() * elements)
             }
             TensorValues::Untrained(number) => {
                 let (source, untrained) = self.untrained(number);
@@ -245,7 +245,12 @@ impl<'a> ExportContent<'a> {
 }
 
 /// The tensors of the parameters. Parameters that are one tensor in transformers are together.
-fn joined(params: &[&Param], names: Names, whole: &dyn Fn(usize) -> String) -> Vec<ExportTensor> {
+fn joined(
+    params: &[&Param],
+    names: Names,
+    format: Numbers,
+    whole: &dyn Fn(usize) -> String,
+) -> Vec<ExportTensor> {
     let by_name: BTreeMap<&str, usize> =
         params.iter().enumerate().map(|(number, param)| (param.name.as_str(), number)).collect();
     let mut done: BTreeSet<usize> = BTreeSet::new();
@@ -269,10 +274,16 @@ fn joined(params: &[&Param], names: Names, whole: &dyn Fn(usize) -> String) -> V
         if transposed {
             shape.reverse();
         }
-        let values = TensorValues::Parameters { numbers, transposed };
+        let format = format_of(&param.name, format);
+        let values = TensorValues::Parameters { numbers, transposed, format };
         tensors.push(ExportTensor { name: whole(number), shape, values });
     }
     tensors
+}
+
+/// Number format of a parameter of onebox in an export in `format`.
+fn format_of(name: &str, format: Numbers) -> Numbers {
+    if is_always_fp32(name) { Numbers::F32 } else { format }
 }
 
 fn fill(
@@ -280,9 +291,9 @@ fn fill(
     content: &ExportContent<'_>,
     folder: &Path,
 ) -> Result<Vec<String>, ExportError> {
-    let ModelExport { config, tokenizer, model_files, numbers, .. } = *model;
+    let ModelExport { config, tokenizer, model_files, .. } = *model;
     let entries: Vec<HeaderEntry> =
-        content.tensors.iter().map(|tensor| content.entry(tensor, numbers)).collect();
+        content.tensors.iter().map(|tensor| content.entry(tensor)).collect();
     let files = parts(&entries, model.max_file_bytes);
     let total: u64 = entries.iter().map(|entry| entry.bytes).sum();
     let reading = model.progress.begin("writing weights", total);
@@ -298,7 +309,7 @@ fn fill(
         }
         let header = entries[part.clone()].to_vec();
         let tensors = &content.tensors[part.clone()];
-        write_part(model, content, header, tensors, &folder.join(&name), &*reading)?;
+        write_part(content, header, tensors, &folder.join(&name), &*reading)?;
         names.push(name);
     }
     drop(reading);
@@ -351,14 +362,13 @@ fn parts(tensors: &[HeaderEntry], most: u64) -> Vec<std::ops::Range<usize>> {
 
 /// Writes a file with the `tensors`, whose header has the entries `header`.
 fn write_part(
-    model: &ModelExport<'_>,
     content: &ExportContent<'_>,
     header: Vec<HeaderEntry>,
     tensors: &[ExportTensor],
     path: &Path,
     reading: &dyn Reading,
 ) -> Result<(), ExportError> {
-    let (parameters, numbers) = (&content.parameters, model.numbers);
+    let parameters = &content.parameters;
     let failed = cannot_write(path);
     let torch = Map::from_iter([("__metadata__".into(), json!({ "format": "pt" }))]);
     let file = create_new(path).map_err(&failed)?;
@@ -369,8 +379,10 @@ fn write_part(
         file.write_all(bytes).map_err(&failed)
     };
     for tensor in tensors {
-        let (rows, is_transposed) = match &tensor.values {
-            TensorValues::Parameters { numbers, transposed } => (numbers, *transposed),
+        let (rows, is_transposed, format) = match &tensor.values {
+            TensorValues::Parameters { numbers, transposed, format } => {
+                (numbers, *transposed, *format)
+            }
             TensorValues::Untrained(number) => {
                 let (source, untrained) = content.untrained(*number);
                 source.copy(untrained, &mut write)?;
@@ -384,7 +396,7 @@ fn write_part(
             }
             for part in values.chunks(1 << 12) {
                 let mut bytes = Vec::with_capacity(4 * part.len());
-                part.iter().for_each(|x| numbers.write(*x, &mut bytes));
+                part.iter().for_each(|x| format.write(*x, &mut bytes));
                 write(&bytes)?;
             }
         }
@@ -407,7 +419,8 @@ fn read_back(
     let reading = progress.begin("comparing weights", params.iter().map(bytes).sum());
     for (number, (param, place)) in params.iter().zip(&places).enumerate() {
         let (values, is) = (content.parameters.values(number)?, written.read(place)?);
-        if !values.iter().map(|x| numbers.kept(*x).to_bits()).eq(is.iter().map(|x| x.to_bits())) {
+        let format = format_of(&param.name, numbers);
+        if !values.iter().map(|x| format.kept(*x).to_bits()).eq(is.iter().map(|x| x.to_bits())) {
             let (path, tensor) = (folder.to_owned(), param.name.clone());
             return Err(ExportError::Unequal { path, tensor });
         }

@@ -82,7 +82,9 @@ pub(super) fn load_folder(
             Ok(())
         })?;
     }
-    Ok(())
+    decoder.write_router_corrections(dev, |segment, first, values: &mut [f32]| {
+        Ok(source.fill(segment, first, values)?)
+    })
 }
 
 /// Function that reads elements: the tensor's number, the first element's index, the values to set.
@@ -98,7 +100,13 @@ fn set_all(dev: &Device, decoder: &Decoder, read: &TensorReader<'_>) -> Result<(
             runs.fill(segment, first, values, |tensor, first, values| read(*tensor, first, values))
         })?;
     }
-    Ok(())
+    if decoder.shape().adapters().is_some() {
+        // The corrections are those of the base.
+        return Ok(());
+    }
+    decoder.write_router_corrections(dev, |segment, first, values: &mut [f32]| {
+        runs.fill(segment, first, values, |tensor, first, values| read(*tensor, first, values))
+    })
 }
 
 /// Reads all trained parameters from a safetensors file. If the file has more positions than the decoder,

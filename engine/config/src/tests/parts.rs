@@ -148,10 +148,48 @@ fn experts_are_a_section_or_none() {
         per_token: 2,
         ffn_hidden: 8,
         normalize: true,
+        scoring: ScoreRule::Softmax,
+        shared_hidden: 0,
         dense_layers: Vec::new(),
         balance: Balance::Off,
     };
     assert_eq!(experts(&keys), Some(expected.clone()));
+    refuses(
+        &llama(&[
+            "model.experts=(count: 4, per_token: 2, ffn_hidden: 8, scoring: Sigmoid(groups: 3))",
+        ]),
+        "model.experts.scoring.groups",
+        &["4 experts do not form 3 groups", "a divisor of half"],
+    );
+    refuses(
+        &llama(&[
+            "model.experts=(count: 8, per_token: 2, ffn_hidden: 8, scoring: Sigmoid(groups: 2, kept_groups: 3))",
+        ]),
+        "model.experts.scoring.kept_groups",
+        &["3 of 2 groups cannot be chosen"],
+    );
+    refuses(
+        &llama(&[
+            "model.experts=(count: 8, per_token: 3, ffn_hidden: 8, scoring: Sigmoid(groups: 4))",
+        ]),
+        "model.experts.scoring.kept_groups",
+        &["a token cannot have 3 experts from 1 group of 2", "at least 2"],
+    );
+    refuses(
+        &llama(&[
+            "model.experts=(count: 4, per_token: 2, ffn_hidden: 8, scoring: Sigmoid, balance: Megatron(factor: 0.1))",
+        ]),
+        "model.experts.balance",
+        &["sigmoids are none"],
+    );
+    refuses(
+        &llama(&[
+            "model.experts=(count: 4, per_token: 2, ffn_hidden: 8, shared_hidden: 9)",
+            "parallel.tensor=2",
+        ]),
+        "model.experts.shared_hidden",
+        &["9 channels"],
+    );
     let whole = ["model.experts=(count: 4, per_token: 2, ffn_hidden: 8)"];
     assert_eq!(experts(&whole), Some(expected.clone()));
     let some = ["model.experts=Some((count: 4, per_token: 2, ffn_hidden: 8))"];

@@ -21,11 +21,12 @@ pub enum ModelClass {
     Qwen3Moe,
     Mixtral,
     Olmoe,
+    Glm4Moe,
 }
 
 impl ModelClass {
     /// All classes.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Gpt2,
         Self::Llama,
         Self::Mistral,
@@ -43,6 +44,7 @@ impl ModelClass {
         Self::Qwen3Moe,
         Self::Mixtral,
         Self::Olmoe,
+        Self::Glm4Moe,
     ];
 
     /// Value of `model_type`.
@@ -65,6 +67,7 @@ impl ModelClass {
             Self::Qwen3Moe => "qwen3_moe",
             Self::Mixtral => "mixtral",
             Self::Olmoe => "olmoe",
+            Self::Glm4Moe => "glm4_moe",
         }
     }
 
@@ -88,6 +91,7 @@ impl ModelClass {
             Self::Qwen3Moe => ["Qwen3MoeForCausalLM", "Qwen3MoeModel"],
             Self::Mixtral => ["MixtralForCausalLM", "MixtralModel"],
             Self::Olmoe => ["OlmoeForCausalLM", "OlmoeModel"],
+            Self::Glm4Moe => ["Glm4MoeForCausalLM", "Glm4MoeModel"],
         }
     }
 
@@ -98,7 +102,13 @@ impl ModelClass {
 
     /// Whether layers of the class have experts in the place of an MLP.
     pub const fn has_experts(self) -> bool {
-        matches!(self, Self::Qwen3Moe | Self::Mixtral | Self::Olmoe)
+        matches!(self, Self::Qwen3Moe | Self::Mixtral | Self::Olmoe | Self::Glm4Moe)
+    }
+
+    /// Whether folders of the class may have further layers after the decoder's last layer, which
+    /// predict several tokens (MTP).
+    pub const fn may_predict_more(self) -> bool {
+        matches!(self, Self::Glm4Moe)
     }
 
     /// Whether the class is one of Gemma.

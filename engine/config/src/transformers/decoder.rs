@@ -76,7 +76,8 @@ impl ClassDefaults {
             | ModelClass::Phi3
             | ModelClass::Ministral3
             | ModelClass::Mixtral
-            | ModelClass::Olmoe => Self { norm_eps: 1e-5, ..others },
+            | ModelClass::Olmoe
+            | ModelClass::Glm4Moe => Self { norm_eps: 1e-5, ..others },
             ModelClass::SmolLm3 => Self { tied: true, ..others },
             ModelClass::Gpt2
             | ModelClass::Llama
@@ -111,6 +112,7 @@ pub(super) fn decoder(keys: &mut Keys, class: ModelClass) -> FolderModel {
     let scales = scales(keys, class, hidden, head_dim);
     let ffn_hidden = keys.whole("intermediate_size", INNER);
     let experts = experts(keys, class, layers, ffn_hidden);
+    let qk_norm = norms_queries(keys, class);
     let model = ModelConfig {
         family: Family::Llama,
         layers,
@@ -131,15 +133,7 @@ pub(super) fn decoder(keys: &mut Keys, class: ModelClass) -> FolderModel {
         tied: keys.flag("tie_word_embeddings", usual.tied),
         qkv_bias,
         proj_bias,
-        qk_norm: matches!(
-            class,
-            ModelClass::Qwen3
-                | ModelClass::Gemma3
-                | ModelClass::Olmo2
-                | ModelClass::Olmo3
-                | ModelClass::Qwen3Moe
-                | ModelClass::Olmoe
-        ),
+        qk_norm,
         qk_norm_width: matches!(class, ModelClass::Olmo2 | ModelClass::Olmo3 | ModelClass::Olmoe),
         norm_offset: class.is_gemma(),
         norm_place: match class {
@@ -280,6 +274,23 @@ fn biases(keys: &mut Keys, class: ModelClass) -> (bool, bool) {
             let biased = keys.flag("attention_bias", false);
             (biased, biased)
         }
+        ModelClass::Glm4Moe => (keys.flag("attention_bias", false), false),
+    }
+}
+
+/// Whether queries and keys have a norm.
+fn norms_queries(keys: &mut Keys, class: ModelClass) -> bool {
+    match class {
+        ModelClass::Glm4Moe => keys.flag("use_qk_norm", false),
+        _ => matches!(
+            class,
+            ModelClass::Qwen3
+                | ModelClass::Gemma3
+                | ModelClass::Olmo2
+                | ModelClass::Olmo3
+                | ModelClass::Qwen3Moe
+                | ModelClass::Olmoe
+        ),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::INNER;
 use super::classes::ModelClass;
 use super::keys::Keys;
-use crate::{Balance, ExpertsConfig};
+use crate::{Balance, ExpertsConfig, ScoreRule};
 use files::json::shown;
 use serde_json::{Value, json};
 use std::ops::RangeInclusive;
@@ -12,9 +12,28 @@ use std::ops::RangeInclusive;
 const COUNT: RangeInclusive<u64> = 1..=1024;
 /// Allowed numbers of experts of a token.
 const PER_TOKEN: RangeInclusive<u64> = 1..=32;
-/// Both names of the number of experts: that of the first versions of a class, and that of other
-/// classes, which version 5 may write.
-const COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
+/// Names of the number of experts of a layer.
+#[derive(Clone, Copy)]
+struct CountNames {
+    /// The name of a class, which messages use.
+    usual: &'static str,
+    /// Both names in files: the name of the first versions of a class, and the name of other classes,
+    /// which version 5 may write.
+    both: [&'static str; 2],
+}
+
+impl CountNames {
+    const fn of(class: ModelClass) -> Self {
+        const LOCAL: &str = "num_local_experts";
+        match class {
+            ModelClass::Glm4Moe => {
+                Self { usual: "n_routed_experts", both: ["n_routed_experts", LOCAL] }
+            }
+            ModelClass::Mixtral => Self { usual: LOCAL, both: ["num_experts", LOCAL] },
+            _ => Self { usual: "num_experts", both: ["num_experts", LOCAL] },
+        }
+    }
+}
 
 /// Reads the experts of a model with `layers` layers; `None` if its class has none.
 pub(super) fn experts(
@@ -38,10 +57,11 @@ pub(super) fn experts(
     let normalize = match class {
         // Its class always divides the weights of a token by their sum.
         ModelClass::Mixtral => true,
+        ModelClass::Glm4Moe => keys.flag("norm_topk_prob", true),
         _ => keys.flag("norm_topk_prob", false),
     };
     let ffn_hidden = match class {
-        ModelClass::Qwen3Moe => keys.whole("moe_intermediate_size", INNER),
+        ModelClass::Qwen3Moe | ModelClass::Glm4Moe => keys.whole("moe_intermediate_size", INNER),
         _ => ffn_hidden,
     };
     match class {
@@ -57,31 +77,58 @@ pub(super) fn experts(
         _ => {}
     }
     let dense_layers = dense_layers(keys, class, layers);
+    let (scoring, shared_hidden) = match class {
+        ModelClass::Glm4Moe => {
+            let shared = keys.whole_or("n_shared_experts", 1..=64, Some(1));
+            (sigmoid(keys, count, per_token), shared * ffn_hidden)
+        }
+        _ => (ScoreRule::Softmax, 0),
+    };
     Some(ExpertsConfig {
         count,
         per_token,
         ffn_hidden,
         normalize,
+        scoring,
+        shared_hidden,
         dense_layers,
         balance: balance(keys, class),
     })
 }
 
+/// Reads the scores by sigmoid of `count` experts, of which a token has `per_token`.
+fn sigmoid(keys: &mut Keys, count: usize, per_token: usize) -> ScoreRule {
+    let [groups, kept_groups] =
+        ["n_group", "topk_group"].map(|key| keys.whole_or(key, 1..=32, Some(1)));
+    let size = count / groups;
+    let fits =
+        groups == 1 || count.is_multiple_of(groups) && size >= 2 && kept_groups * size >= per_token;
+    if !(fits && kept_groups <= groups) && keys.wrong.is_empty() {
+        keys.wrong.push(format!(
+            "`n_group` is {groups}, and `topk_group` is {kept_groups}: {count} experts have no such groups with {per_token} experts of a token"
+        ));
+    }
+    let scale = keys.number_within("routed_scaling_factor", 1e-6..=1e3, 1.0) as f32;
+    // Predictions of several tokens have layers of their own, which are not trained.
+    keys.read_keys.extend(["num_nextn_predict_layers", "num_mtp_layers"]);
+    ScoreRule::Sigmoid { groups, kept_groups, scale }
+}
+
 /// Name of the number of experts that messages use.
 fn count_name(keys: &Keys, class: ModelClass) -> &'static str {
-    let usual = if class == ModelClass::Mixtral { COUNTS[1] } else { COUNTS[0] };
-    COUNTS.into_iter().find(|name| keys.found.contains_key(*name)).unwrap_or(usual)
+    let CountNames { usual, both } = CountNames::of(class);
+    both.into_iter().find(|name| keys.found.contains_key(*name)).unwrap_or(usual)
 }
 
 /// Reads the number of experts of a layer under either name.
 fn count(keys: &mut Keys, class: ModelClass) -> usize {
-    let name = count_name(keys, class);
-    let [one, other] = COUNTS.map(|name| keys.get(name));
+    let (name, CountNames { both, .. }) = (count_name(keys, class), CountNames::of(class));
+    let [one, other] = both.map(|name| keys.get(name));
     if let (Some(one), Some(other)) = (&one, &other)
         && one != other
     {
         let [one, other] = [one, other].map(shown);
-        let [name, other_name] = COUNTS;
+        let [name, other_name] = both;
         keys.wrong.push(format!(
             "`{name}` is {one}, and `{other_name}` is {other}: both are the number of experts of a layer"
         ));
@@ -89,7 +136,7 @@ fn count(keys: &mut Keys, class: ModelClass) -> usize {
     }
     // The first name may be null.
     let name = match one {
-        None if other.is_some() => COUNTS[1],
+        None if other.is_some() => both[1],
         _ => name,
     };
     keys.whole(name, COUNT)
@@ -97,8 +144,18 @@ fn count(keys: &mut Keys, class: ModelClass) -> usize {
 
 /// Numbers of the layers with one MLP in the place of experts, ascending.
 fn dense_layers(keys: &mut Keys, class: ModelClass, layers: usize) -> Vec<usize> {
-    if class != ModelClass::Qwen3Moe {
-        return Vec::new();
+    match class {
+        ModelClass::Qwen3Moe => {}
+        ModelClass::Glm4Moe => {
+            let first = keys.whole_or("first_k_dense_replace", 0..=10_000, Some(1));
+            if first >= layers && keys.wrong.is_empty() {
+                keys.wrong.push(format!(
+                    "`first_k_dense_replace` is {first}: none of {layers} layers has experts"
+                ));
+            }
+            return (0..first.min(layers)).collect();
+        }
+        _ => return Vec::new(),
     }
     let step = keys.whole_or("decoder_sparse_step", 1..=10_000, Some(1));
     let listed = keys.get("mlp_only_layers");
@@ -126,6 +183,10 @@ fn dense_layers(keys: &mut Keys, class: ModelClass, layers: usize) -> Vec<usize>
 
 /// The balance loss of the class, which counts only if the model returns the logits of its routers.
 fn balance(keys: &mut Keys, class: ModelClass) -> Balance {
+    if class == ModelClass::Glm4Moe {
+        keys.fixed("output_router_logits", &[json!(false)], "its class has no balance loss");
+        return Balance::Off;
+    }
     let usual = if class == ModelClass::Olmoe { 0.01 } else { 0.001 };
     let counts = keys.flag("output_router_logits", false);
     let factor = keys.number_within("router_aux_loss_coef", 0.0..=1e3, usual) as f32;
@@ -159,6 +220,14 @@ mod tests {
                 "num_local_experts": 8, "sliding_window": null, "output_router_logits": false,
                 "router_aux_loss_coef": 0.02, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": false
             }),
+            // Keys of zai-org/GLM-4.5-Air.
+            "glm4_moe" => json!({
+                "n_routed_experts": 8, "n_shared_experts": 1, "moe_intermediate_size": 48, "norm_topk_prob": true,
+                "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0,
+                "num_nextn_predict_layers": 1, "head_dim": 16, "attention_bias": true, "use_qk_norm": false,
+                "partial_rotary_factor": 0.5, "rope_scaling": null, "rope_theta": 1_000_000, "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": false
+            }),
             // Keys of allenai/OLMoE-1B-7B-0924.
             _ => json!({
                 "num_experts": 8, "norm_topk_prob": false, "clip_qkv": null, "attention_bias": false,
@@ -185,6 +254,8 @@ mod tests {
             per_token: 2,
             ffn_hidden,
             normalize,
+            scoring: ScoreRule::Softmax,
+            shared_hidden: 0,
             dense_layers: Vec::new(),
             balance: Balance::Off,
         };
@@ -227,6 +298,70 @@ mod tests {
         let window = json!({ "sliding_window": 64, "use_sliding_window": true });
         let window = read("qwen3_moe", &window);
         assert_eq!((window.layer_pattern.as_str(), window.window), ("W", Some(64)));
+    }
+
+    #[test]
+    fn a_glm_scores_by_sigmoid_and_has_shared_experts() {
+        let m = read("glm4_moe", &json!({}));
+        let air = ExpertsConfig {
+            count: 8,
+            per_token: 2,
+            ffn_hidden: 48,
+            normalize: true,
+            scoring: ScoreRule::Sigmoid { groups: 1, kept_groups: 1, scale: 1.0 },
+            shared_hidden: 48,
+            dense_layers: vec![0],
+            balance: Balance::Off,
+        };
+        assert_eq!(m.experts.as_ref(), Some(&air));
+        assert_eq!((m.qkv_bias, m.proj_bias, m.qk_norm), (true, false, false));
+        assert_eq!((m.rope.rotated_share, m.rope.theta, m.ffn_hidden), (0.5, 1e6, 160));
+        // Version 5 writes the share into an object, under other names of counts.
+        let new = json!({
+            "partial_rotary_factor": null, "rope_theta": null, "rope_scaling": null,
+            "rope_parameters": { "rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5 },
+            "n_routed_experts": null, "num_local_experts": 8, "num_nextn_predict_layers": null, "num_mtp_layers": 1
+        });
+        assert_eq!(read("glm4_moe", &new), m);
+        // Defaults of the class.
+        let none = json!({
+            "partial_rotary_factor": null, "norm_topk_prob": null, "first_k_dense_replace": null, "n_group": null,
+            "topk_group": null, "n_shared_experts": null, "routed_scaling_factor": null, "rms_norm_eps": null,
+            "use_qk_norm": null
+        });
+        assert_eq!(read("glm4_moe", &none), m);
+        let large = json!({
+            "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "n_shared_experts": 2,
+            "first_k_dense_replace": 3, "norm_topk_prob": false, "use_qk_norm": true
+        });
+        let m = read("glm4_moe", &large);
+        let experts = m.experts.unwrap();
+        let scoring = ScoreRule::Sigmoid { groups: 4, kept_groups: 2, scale: 2.5 };
+        assert_eq!(
+            (experts.scoring, experts.shared_hidden, experts.normalize),
+            (scoring, 96, false)
+        );
+        assert_eq!((experts.dense_layers, m.qk_norm), (vec![0, 1, 2], true));
+        for (more, message) in [
+            (json!({ "n_group": 3 }), "`n_group` is 3, and `topk_group` is 1: 8 experts have no"),
+            (json!({ "n_group": 8, "topk_group": 2 }), "8 experts have no such groups"),
+            (json!({ "n_group": 4, "topk_group": 5 }), "8 experts have no such groups"),
+            (json!({ "n_group": 4, "num_experts_per_tok": 3 }), "with 3 experts of a token"),
+            (json!({ "topk_group": 2 }), "`topk_group` is 2: 8 experts have no such groups"),
+            (json!({ "first_k_dense_replace": 6 }), "none of 6 layers has experts"),
+            (json!({ "n_shared_experts": 0 }), "`n_shared_experts` is 0, not from 1 to 64"),
+            (json!({ "routed_scaling_factor": 0.0 }), "`routed_scaling_factor` is 0.0"),
+            (json!({ "output_router_logits": true }), "its class has no balance loss"),
+            (
+                json!({ "num_local_experts": 16 }),
+                "`n_routed_experts` is 8, and `num_local_experts` is 16",
+            ),
+            (json!({ "partial_rotary_factor": 1.5 }), "not a number above 0, up to 1"),
+        ] {
+            let refusal = folder_model(&file("glm4_moe", &more)).expect_err(&format!("{more}"));
+            let found = refusal.wrong.iter().any(|wrong| wrong.contains(message));
+            assert!(found, "{more}: {refusal:?}");
+        }
     }
 
     #[test]

@@ -96,7 +96,7 @@ struct LackingPart {
     keys: &'static [&'static str],
 }
 
-const LACKING: [LackingPart; 9] = [
+const LACKING: [LackingPart; 8] = [
     LackingPart {
         what: "a sparse indexer of keys and values",
         families: &["deepseek_v32", "deepseek_v4", "glm_moe_dsa", "qwen4_exp", "mistral_large4"],
@@ -141,53 +141,10 @@ const LACKING: [LackingPart; 9] = [
         keys: &[],
     },
     LackingPart {
-        what: "routing by sigmoids",
-        families: &[
-            "deepseek_v3",
-            "dots1",
-            "exaone_moe",
-            "glm4_moe",
-            "glm4v_moe",
-            "glm_moe_dsa",
-            "hy_v3",
-            "hy_v4",
-            "kimi_k",
-            "kimi_linear",
-            "lfm2_moe",
-            "llama4",
-            "mimo_v2_flash",
-            "minimax_m2",
-            "solar_open",
-        ],
+        what: "shared experts with a gate",
+        families: &["qwen2_moe", "qwen3_5_moe", "qwen3_next", "qwen4_exp"],
         in_name: &[],
-        keys: &[],
-    },
-    LackingPart {
-        what: "shared experts",
-        families: &[
-            "cohere2_moe",
-            "deepseek_v",
-            "dots1",
-            "ernie4_5_moe",
-            "exaone_moe",
-            "glm4_moe",
-            "glm4v_moe",
-            "glm_moe_dsa",
-            "hy_v3",
-            "hy_v4",
-            "kimi_k",
-            "kimi_linear",
-            "llama4",
-            "mistral4",
-            "mistral_large4",
-            "qwen2_moe",
-            "qwen3_5_moe",
-            "qwen3_next",
-            "qwen4_exp",
-            "solar_open",
-        ],
-        in_name: &[],
-        keys: &["shared_expert_intermediate_size", "n_shared_experts", "num_shared_experts"],
+        keys: &["shared_expert_intermediate_size"],
     },
     LackingPart { what: "an encoder", families: &[], in_name: &[], keys: &["is_encoder_decoder"] },
 ];
@@ -195,7 +152,7 @@ const LACKING: [LackingPart; 9] = [
 /// Signs of a mixture of experts. onebox has some of their classes.
 const EXPERTS: LackingPart = LackingPart {
     what: "a mixture of experts",
-    families: &["dbrx"],
+    families: &["dbrx", "dots1", "hy_v3", "llama4", "minimax_m2", "solar_open"],
     in_name: &["moe"],
     keys: &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"],
 };
@@ -289,41 +246,39 @@ mod tests {
     /// Source: the classes of transformers 5.24.
     #[test]
     fn a_family_is_refused_for_the_parts_that_onebox_lacks() {
-        let experts = "it has a mixture of experts of another class: onebox has those of qwen3_moe, mixtral, olmoe";
+        let experts = "it has a mixture of experts of another class: onebox has those of qwen3_moe, mixtral, olmoe, glm4_moe";
         for (config, message) in [
             (json!({ "model_type": "granitemoe", "num_local_experts": 32 }), experts),
             (json!({ "model_type": "new", "num_experts": 60 }), experts),
             (json!({ "model_type": "dbrx" }), experts),
             (
                 json!({ "model_type": "qwen2_moe", "num_experts": 60 }),
-                "it has shared experts, which onebox lacks",
+                "it has shared experts with a gate, which onebox lacks",
             ),
-            (
-                json!({ "model_type": "new", "num_experts": 60, "n_shared_experts": 2 }),
-                "it has shared experts, which onebox lacks",
-            ),
+            (json!({ "model_type": "new", "num_experts": 60, "n_shared_experts": 2 }), experts),
+            (json!({ "model_type": "dots1", "n_routed_experts": 128 }), experts),
             (
                 json!({ "model_type": "gpt_oss", "num_local_experts": 32 }),
                 "it has attention sinks and gates of experts with biases and limits, which onebox lacks",
             ),
             (
-                json!({ "model_type": "glm4_moe", "n_routed_experts": 128 }),
-                "it has routing by sigmoids and shared experts, which onebox lacks",
+                json!({ "model_type": "glm4_moe_lite", "n_routed_experts": 64 }),
+                "it has multi-head latent attention (MLA), which onebox lacks",
             ),
             (
                 json!({ "model_type": "deepseek_v3", "kv_lora_rank": 512, "n_routed_experts": 256 }),
-                "it has multi-head latent attention (MLA), routing by sigmoids and shared experts, which",
+                "it has multi-head latent attention (MLA), which onebox lacks",
             ),
             (
                 json!({ "model_type": "deepseek_v32", "kv_lora_rank": 512, "n_routed_experts": 256 }),
-                "a sparse indexer of keys and values, multi-head latent attention (MLA), routing",
+                "a sparse indexer of keys and values and multi-head latent attention (MLA), which",
             ),
             (json!({ "model_type": "glm_moe_dsa" }), "it has a sparse indexer"),
             (json!({ "model_type": "qwen4_exp" }), "it has a sparse indexer"),
             (json!({ "model_type": "mistral_large4" }), "it has a sparse indexer"),
             (
                 json!({ "model_type": "qwen3_next", "linear_num_key_heads": 16, "num_experts": 512 }),
-                "it has gated delta nets (linear attention) and shared experts",
+                "it has gated delta nets (linear attention) and shared experts with a gate",
             ),
             (
                 json!({ "model_type": "qwen3_5", "text_config": { "model_type": "qwen3_5_text" } }),
@@ -331,7 +286,7 @@ mod tests {
             ),
             (
                 json!({ "model_type": "qwen3_5_moe", "text_config": { "model_type": "qwen3_5_moe_text" } }),
-                "it has gated delta nets (linear attention) and shared experts",
+                "it has gated delta nets (linear attention) and shared experts with a gate",
             ),
             (
                 json!({ "model_type": "minimax", "layer_types": ["linear_attention"] }),

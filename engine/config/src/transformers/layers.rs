@@ -32,7 +32,8 @@ pub(super) fn layer_letters(keys: &mut Keys, class: ModelClass, layers: usize) -
         | ModelClass::Olmo2
         | ModelClass::Granite
         | ModelClass::SeedOss
-        | ModelClass::Olmoe => vec![FULL; layers],
+        | ModelClass::Olmoe
+        | ModelClass::Glm4Moe => vec![FULL; layers],
         ModelClass::Mistral
         | ModelClass::Ministral3
         | ModelClass::Phi3
@@ -79,7 +80,8 @@ fn window(keys: &mut Keys, class: ModelClass) -> Option<usize> {
         | ModelClass::Olmo2
         | ModelClass::Granite
         | ModelClass::SeedOss
-        | ModelClass::Olmoe => {
+        | ModelClass::Olmoe
+        | ModelClass::Glm4Moe => {
             // Their classes do not read these keys.
             keys.read_keys.extend(["max_window_layers", "sliding_window"]);
             return None;
@@ -210,7 +212,8 @@ fn named(keys: &mut Keys, class: ModelClass, of_class: Vec<char>) -> Vec<char> {
         | ModelClass::SeedOss
         | ModelClass::Qwen3Moe
         | ModelClass::Mixtral
-        | ModelClass::Olmoe => false,
+        | ModelClass::Olmoe
+        | ModelClass::Glm4Moe => false,
     };
     if reads {
         let pattern = keys.found.get("sliding_window_pattern");

@@ -255,9 +255,9 @@ struct OuterValue<'a> {
 
 /// Share of a head's elements that are rotated.
 fn rotated_share(inner: &mut Keys, share: Option<Value>, class: ModelClass) -> f32 {
-    let Some(value) = share else { return 1.0 };
+    let Some(value) = share else { return usual_share(class) };
     let number = value.as_f64().unwrap_or(f64::NAN);
-    if class != ModelClass::Phi3 {
+    if !matches!(class, ModelClass::Phi3 | ModelClass::Glm4Moe) {
         if number != 1.0 {
             let value = shown(&value);
             inner.wrong.push(format!(
@@ -272,6 +272,14 @@ fn rotated_share(inner: &mut Keys, share: Option<Value>, class: ModelClass) -> f
     let value = shown(&value);
     inner.wrong.push(format!("`partial_rotary_factor` is {value}, not a number above 0, up to 1"));
     1.0
+}
+
+/// Share of a head's elements that are rotated, if no key gives it.
+const fn usual_share(class: ModelClass) -> f32 {
+    match class {
+        ModelClass::Glm4Moe => 0.5,
+        _ => 1.0,
+    }
 }
 
 /// Number of tokens of a sample in the first part of pretraining, before contexts became longer.

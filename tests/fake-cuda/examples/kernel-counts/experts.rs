@@ -1,7 +1,7 @@
 //! The ops of a mixture of experts at the shapes of models, with the same number of rows for each expert.
 
 use crate::{Case, OpMaker, Tensors};
-use device::{Dtype, ExpertWeights, GroupedForm, Op, expert_sort_scratch};
+use device::{Dtype, ExpertWeights, GroupedForm, Op, ScoreRule, expert_sort_scratch};
 
 /// Sizes of the experts of a layer.
 #[derive(Clone, Copy, PartialEq)]
@@ -38,7 +38,7 @@ impl ExpertSizes {
             let logits = t.make(Dtype::F32, (tokens, count));
             let weights = t.make(Dtype::F32, (tokens, per_token));
             let choices = t.make(Dtype::I32, (tokens, per_token));
-            Op::Route { logits, weights, choices, normalize: true }
+            Op::Route { logits, weights, choices, scoring: ScoreRule::Softmax { normalize: true } }
         };
         rows("route", 32, Box::new(route));
         let sort = move |t: &mut Tensors, tokens| {

@@ -2,8 +2,8 @@
 
 use crate::in_each_type;
 use crate::rig::{Rig, VALUES, normal};
-use device::{BalanceGradient, Dtype, ExpertWeights, GroupedForm, Op, PADDING, Tensor};
-use device::{expert_sort_scratch, random};
+use device::{BalanceGradient, Dtype, ExpertWeights, GroupedForm, Op, PADDING, ScoreRule, Tensor};
+use device::{SigmoidRule, expert_sort_scratch, random};
 
 /// First row of each expert, for these numbers of rows.
 pub(crate) fn offsets_of(rows: &[usize]) -> Vec<i32> {
@@ -148,7 +148,51 @@ fn routes_choose_the_same_experts_and_ties_go_to_the_lower_index() {
                 let weights = rig.out(Dtype::F32, (tokens, per_token));
                 let choices = rig.out(Dtype::I32, (tokens, per_token));
                 // A difference of choices is 1 or more.
-                rig.open().check(&Op::Route { logits, weights, choices, normalize }, 1e-6, 4.0);
+                let scoring = ScoreRule::Softmax { normalize };
+                rig.open().check(&Op::Route { logits, weights, choices, scoring }, 1e-6, 4.0);
+            }
+        }
+    }
+}
+
+/// Scores by sigmoid of `experts` experts, in as many groups as they divide into, up to 32.
+pub(crate) fn sigmoid_of(rig: &mut Rig, [experts, per_token]: [usize; 2]) -> ScoreRule {
+    let size = (2..=experts).find(|size| experts.is_multiple_of(*size) && experts / size <= 32);
+    let (groups, kept_groups) = match size {
+        Some(size) => (experts / size, per_token.div_ceil(size).max(experts / size / 2)),
+        None => (1, 1),
+    };
+    let correction = rig.put_noise(Dtype::F32, (1, experts), 5);
+    let scale = 1.5;
+    ScoreRule::Sigmoid(SigmoidRule { correction, groups, kept_groups, normalize: true, scale })
+}
+
+#[test]
+fn routes_by_sigmoid_choose_the_same_experts_of_the_same_groups() {
+    for ([tokens, experts, per_token], skew) in ROUTES.iter().flat_map(|r| [(*r, 0), (*r, 1)]) {
+        let zeros = vec![0.0; experts];
+        for (z, equal) in logits_of(1, tokens, experts).into_iter().zip([false, true]) {
+            for normalize in [false, true] {
+                let mut rig = Rig::new(skew);
+                let logits = rig.put(Dtype::F32, (tokens, experts), &z);
+                let weights = rig.out(Dtype::F32, (tokens, per_token));
+                let choices = rig.out(Dtype::I32, (tokens, per_token));
+                let d_weights = rig.put_noise(Dtype::F32, (tokens, per_token), 3);
+                let ScoreRule::Sigmoid(of) = sigmoid_of(&mut rig, [experts, per_token]) else {
+                    unreachable!("scores by sigmoid");
+                };
+                // Without a correction equal logits are ties, also between groups.
+                let none = rig.put(Dtype::F32, (1, experts), &zeros);
+                let correction = if equal { none } else { of.correction };
+                let scoring = ScoreRule::Sigmoid(SigmoidRule { correction, normalize, ..of });
+                let mut pair = rig.open();
+                pair.check(&Op::Route { logits, weights, choices, scoring }, 1e-6, 4.0);
+                if equal {
+                    continue;
+                }
+                let balance = None;
+                let op = Op::RouteBackward { logits, choices, d_weights, scoring, balance };
+                pair.check(&op, 2e-6, 4.0);
             }
         }
     }
@@ -179,8 +223,9 @@ fn gradients_of_routes_agree() {
             let balance = balance_of(&mut rig, tokens, experts);
             let balance = balanced.then_some(balance);
             let mut pair = rig.open();
-            pair.check(&Op::Route { logits, weights, choices, normalize }, 1e-6, 4.0);
-            let op = Op::RouteBackward { logits, choices, d_weights, normalize, balance };
+            let scoring = ScoreRule::Softmax { normalize };
+            pair.check(&Op::Route { logits, weights, choices, scoring }, 1e-6, 4.0);
+            let op = Op::RouteBackward { logits, choices, d_weights, scoring, balance };
             pair.check(&op, 2e-6, 4.0);
         }
     }

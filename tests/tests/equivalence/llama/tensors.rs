@@ -22,17 +22,30 @@ fn experts_of(model: &str) -> usize {
 /// Part of the names of the expert that no token chooses (`IDLE`).
 pub(super) const IDLE: &str = "moe.experts.4.";
 
+/// End of the name of what changes only the choice of experts, and has no gradient.
+pub(super) const CORRECTION: &str = "router.correction";
+
+/// Name in transformers of a linear of a gated MLP.
+fn linear(ours: &str) -> String {
+    ours.replace("proj.weight", "down.weight").replace(".weight", "_proj.weight")
+}
+
 /// Name in transformers of the tensor `ours` of `model`. A matrix of an expert has its own name, as
 /// in a folder with one tensor for each.
 pub(super) fn theirs(model: &str, ours: &str) -> String {
     if let Some((layer, part)) = ours.split_once(".moe.") {
         let layer = layer.replacen("h.", "model.layers.", 1);
         let Some(part) = part.strip_prefix("experts.") else {
-            assert_eq!(part, "router.weight");
-            return format!("{layer}.mlp.gate.weight");
+            if part == CORRECTION {
+                return format!("{layer}.mlp.gate.e_score_correction_bias");
+            }
+            let Some(part) = part.strip_prefix("shared.") else {
+                assert_eq!(part, "router.weight");
+                return format!("{layer}.mlp.gate.weight");
+            };
+            return format!("{layer}.mlp.shared_experts.{}", linear(part));
         };
-        let part = part.replace("proj.weight", "down.weight").replace(".weight", "_proj.weight");
-        return format!("{layer}.mlp.experts.{part}");
+        return format!("{layer}.mlp.experts.{}", linear(part));
     }
     let name = match ours {
         "wte" => return "model.embed_tokens.weight".into(),

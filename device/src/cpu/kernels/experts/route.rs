@@ -4,25 +4,35 @@ use super::super::math::{dot, exp, max, sum, vectorised};
 use super::super::{Memory, not_a_kernel, slice, slice_mut};
 use super::{ExpertOffsets, indices};
 use crate::cpu::workers::{Slice, Workers};
-use crate::op::{BalanceGradient, MOST_CHOICES, MOST_EXPERTS, Op, PADDING};
+use crate::op::{BalanceGradient, MOST_CHOICES, MOST_EXPERTS, Op, PADDING, ScoreRule, SigmoidRule};
+
+mod sigmoid;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
-        Op::Route { logits, weights, choices, normalize } => {
+        Op::Route { logits, weights, choices, scoring } => {
             let ((tokens, experts), per_token) = (logits.shape(), choices.shape().1);
+            let scoring = HostRule::of(scoring, m)?;
             let (work, logits) = (logits.len(), slice::<f32>(m, logits)?);
             let weights = Slice { data: slice_mut::<f32>(m, weights)?, each: per_token };
             let choices = Slice { data: slice_mut::<i32>(m, choices)?, each: per_token };
             workers.split(tokens, work, (weights, choices), &|tokens, (weights, choices), _| {
                 let logits = &logits[tokens.start * experts..tokens.end * experts];
-                let rows = logits.chunks_exact(experts);
-                for (logits, choices) in rows.zip(choices.data.chunks_exact_mut(per_token)) {
-                    choose(logits, choices);
+                let (choices, weights) = (choices.data, weights.data);
+                let sizes = [experts, per_token];
+                match scoring {
+                    HostRule::Softmax { normalize } => {
+                        let rows = logits.chunks_exact(experts);
+                        for (logits, choices) in rows.zip(choices.chunks_exact_mut(per_token)) {
+                            choose(logits.iter().copied().enumerate(), choices);
+                        }
+                        weigh(logits, choices, weights, sizes, normalize);
+                    }
+                    HostRule::Sigmoid(of) => sigmoid::route(logits, choices, weights, sizes, of),
                 }
-                weigh(logits, choices.data, weights.data, [experts, per_token], normalize);
             });
         }
-        Op::RouteBackward { logits, choices, d_weights, normalize, balance } => {
+        Op::RouteBackward { logits, choices, d_weights, scoring, balance } => {
             let ((tokens, experts), per_token) = (logits.shape(), choices.shape().1);
             let choices = indices(m, choices, experts)?;
             let d_weights = slice::<f32>(m, d_weights)?;
@@ -38,8 +48,18 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                 let pairs = tokens.start * per_token..tokens.end * per_token;
                 let (choices, d_weights) = (&choices[pairs.clone()], &d_weights[pairs]);
                 let balance = balance.map(|(of_experts, targets)| (of_experts, &targets[tokens]));
-                let given = RouteGradients { choices, d_weights, per_token, normalize, balance };
-                differentiate(logits.data, experts, given);
+                match scoring {
+                    ScoreRule::Softmax { normalize } => {
+                        let given =
+                            RouteGradients { choices, d_weights, per_token, normalize, balance };
+                        differentiate(logits.data, experts, given);
+                    }
+                    ScoreRule::Sigmoid(SigmoidRule { normalize, scale, .. }) => {
+                        let factors = sigmoid::WeightFactors { normalize, scale };
+                        let sizes = [experts, per_token];
+                        sigmoid::differentiate(logits.data, choices, d_weights, sizes, factors);
+                    }
+                }
             });
         }
         Op::ExpertLoad { offsets, order, targets, logits, load, shares } => {
@@ -77,12 +97,39 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
     Ok(())
 }
 
-/// Sets `choices` to the indices of the largest logits of a row: see [`Op::Route`].
-fn choose(logits: &[f32], choices: &mut [i32]) {
+/// A [`ScoreRule`], with numbers in memory.
+#[derive(Clone, Copy)]
+enum HostRule<'a> {
+    Softmax { normalize: bool },
+    Sigmoid(sigmoid::HostSigmoid<'a>),
+}
+
+impl<'a> HostRule<'a> {
+    fn of(scoring: ScoreRule, m: &'a impl Memory) -> Result<Self, String> {
+        Ok(match scoring {
+            ScoreRule::Softmax { normalize } => Self::Softmax { normalize },
+            ScoreRule::Sigmoid(SigmoidRule {
+                correction,
+                groups,
+                kept_groups,
+                normalize,
+                scale,
+            }) => {
+                let correction = slice::<f32>(m, correction)?;
+                let factors = sigmoid::WeightFactors { normalize, scale };
+                Self::Sigmoid(sigmoid::HostSigmoid { correction, groups, kept_groups, factors })
+            }
+        })
+    }
+}
+
+/// Sets `choices` to the indices of the largest numbers of a row, which are (index, number) in
+/// ascending order of the indices: see [`Op::Route`].
+fn choose(numbers: impl Iterator<Item = (usize, f32)>, choices: &mut [i32]) {
     let (most, mut kept) = (choices.len(), 0);
     let mut best = [f32::NEG_INFINITY; MOST_CHOICES];
-    for (expert, logit) in logits.iter().enumerate() {
-        let logit = if logit.is_nan() { f32::NEG_INFINITY } else { *logit };
+    for (expert, logit) in numbers {
+        let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit };
         if kept == most && logit <= best[most - 1] {
             continue;
         }

@@ -1,8 +1,10 @@
 mod loads;
+mod sigmoid;
 
 use super::super::testing::{Rig, TYPES, assert_close, differences, inner, noise};
 use crate::op::{
-    BalanceGradient, ExpertWeights, GroupedForm, MOST_EXPERTS, Op, PADDING, expert_sort_scratch,
+    BalanceGradient, ExpertWeights, GroupedForm, MOST_EXPERTS, Op, PADDING, ScoreRule,
+    expert_sort_scratch,
 };
 use crate::{Dtype, Tensor};
 
@@ -55,7 +57,7 @@ fn route(
     let logits = rig.put(Dtype::F32, (tokens, experts), logits);
     let weights = rig.out(Dtype::F32, (tokens, per_token));
     let choices = rig.out(Dtype::I32, (tokens, per_token));
-    rig.run(&Op::Route { logits, weights, choices, normalize });
+    rig.run(&Op::Route { logits, weights, choices, scoring: ScoreRule::Softmax { normalize } });
     [rig.get(choices), rig.get(weights)]
 }
 
@@ -119,7 +121,8 @@ fn the_gradient_of_a_route_is_that_of_its_weights_and_of_the_balance() {
                 let of_experts = rig.put(Dtype::F32, (1, experts), &b);
                 BalanceGradient { of_experts, targets: rig.put_ints(&targets) }
             });
-            rig.run(&Op::RouteBackward { logits, choices: chosen, d_weights, normalize, balance });
+            let scoring = ScoreRule::Softmax { normalize };
+            rig.run(&Op::RouteBackward { logits, choices: chosen, d_weights, scoring, balance });
             let want = differences(&z, |z| {
                 let p: Vec<f64> = z.chunks(experts).flat_map(softmax).collect();
                 let rows = p.chunks(experts).take(held);
@@ -417,8 +420,8 @@ fn threads_change_no_bit() {
         let of_experts = rig.put(Dtype::F32, (1, experts), &noise(3, experts));
         let targets = rig.out(Dtype::I32, (1, tokens));
         let balance = Some(BalanceGradient { of_experts, targets });
-        let (normalize, logits) = (false, t_logits);
-        rig.run(&Op::RouteBackward { logits, choices: chosen, d_weights, normalize, balance });
+        let (scoring, logits) = (ScoreRule::Softmax { normalize: false }, t_logits);
+        rig.run(&Op::RouteBackward { logits, choices: chosen, d_weights, scoring, balance });
         [choices, rig.get(weights), rig.get(out), rig.get(y), rig.get(d_weights), rig.get(logits)]
     };
     assert_eq!(run(1), run(3));

@@ -167,7 +167,7 @@ fn a_folder_keeps_how_it_names_its_layers_with_experts() {
     assert_eq!(experts.dense_layers, [0, 2, 3, 4]);
     assert_eq!(experts.balance, Balance::HuggingFace { factor: 0.02 });
     let write = |balance: Balance| -> Value {
-        let experts = config::ExpertsConfig { balance, ..experts.clone() };
+        let experts = ExpertsConfig { balance, ..experts.clone() };
         let m = ModelConfig { experts: Some(experts), ..m.clone() };
         let bytes = came.to_string();
         let described = description(&m, "float32", Some(bytes.as_bytes()), false).unwrap();
@@ -190,6 +190,56 @@ fn a_folder_keeps_how_it_names_its_layers_with_experts() {
             [&all["output_router_logits"], &all["router_aux_loss_coef"]],
             [&json!(false), &json!(0.02)]
         );
+    }
+}
+
+/// Source: the file of zai-org/GLM-4.5, with small sizes. A run without a folder writes the same class.
+#[test]
+fn a_glm_is_described_with_its_groups_and_shared_experts() {
+    let came = json!({
+        "model_type": "glm4_moe", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 6,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 61,
+        "max_position_embeddings": 512, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 2,
+        "moe_intermediate_size": 48, "norm_topk_prob": true, "first_k_dense_replace": 3, "n_group": 4,
+        "topk_group": 2, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1, "use_qk_norm": true,
+        "attention_bias": true, "partial_rotary_factor": 0.5, "rope_theta": 1e6, "rope_scaling": null
+    });
+    let m = folder_model(came.to_string().as_bytes()).unwrap().model;
+    for bytes in [None, Some(came.to_string())] {
+        let from = bytes.as_ref().map(String::as_bytes);
+        let described = description(&m, "float32", from, false).unwrap();
+        assert_eq!(described.class, ModelClass::Glm4Moe);
+        let all: Value = serde_json::from_str(&described.text).unwrap();
+        for key in [
+            "n_routed_experts",
+            "n_shared_experts",
+            "moe_intermediate_size",
+            "intermediate_size",
+            "first_k_dense_replace",
+            "n_group",
+            "topk_group",
+            "routed_scaling_factor",
+            "use_qk_norm",
+            "attention_bias",
+            "partial_rotary_factor",
+        ] {
+            assert_eq!(all[key], came[key], "{key}");
+        }
+        // The layers behind the decoder are not in the export.
+        assert_eq!(all["num_nextn_predict_layers"], 0);
+        assert_eq!(all["output_router_logits"], false);
+        assert_eq!(folder_model(described.text.as_bytes()).unwrap().model, m);
+    }
+    // Of each other form transformers has no class.
+    let experts = m.experts.clone().unwrap();
+    for other in [
+        ExpertsConfig { shared_hidden: 50, ..experts.clone() },
+        ExpertsConfig { dense_layers: vec![0, 4], ..experts.clone() },
+        ExpertsConfig { scoring: ScoreRule::Softmax, ..experts },
+    ] {
+        let m = ModelConfig { experts: Some(other), ..m.clone() };
+        let why = description(&m, "float32", None, false).map(|of| of.text).unwrap_err();
+        assert!(why.contains("transformers has no class with these parts"), "{why}");
     }
 }
 

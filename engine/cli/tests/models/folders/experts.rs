@@ -63,15 +63,20 @@ fn experts_in_one_tensor_and_apart_are_the_same_model() {
 
 #[test]
 fn an_export_has_the_form_of_the_experts_of_the_folder() {
-    for (name, is_apart) in
-        [("olmoe", false), ("olmoe", true), ("qwen3-moe", false), ("mixtral", false)]
-    {
+    for (name, is_apart) in [
+        ("olmoe", false),
+        ("olmoe", true),
+        ("qwen3-moe", false),
+        ("mixtral", false),
+        ("glm4-moe", false),
+        ("glm4-air", false),
+    ] {
         let folder = model(name);
         if is_apart {
             change(&folder, |all| *all = apart(std::mem::take(all)));
         }
         let came = forms(&folder, "m/model.safetensors");
-        let kept = name == "olmoe" && !is_apart;
+        let kept = ["olmoe", "glm4-air"].contains(&name) && !is_apart;
         let exported = |run: &str, out: &str| {
             folder.onebox(&["checkpoint", "export", run, out, "--to", "safetensors"]).ok();
             assert_eq!(forms(&folder, &format!("{out}/model.safetensors")), came, "{name} {out}");
@@ -91,6 +96,17 @@ fn an_export_has_the_form_of_the_experts_of_the_folder() {
                 "sliding_window",
                 "router_aux_loss_coef",
                 "output_router_logits",
+                "n_routed_experts",
+                "n_shared_experts",
+                "first_k_dense_replace",
+                "n_group",
+                "topk_group",
+                "routed_scaling_factor",
+                "num_nextn_predict_layers",
+                "rope_parameters",
+                "partial_rotary_factor",
+                "use_qk_norm",
+                "attention_bias",
             ] {
                 assert_eq!(all.get(key), came.get(key), "{name} {key}");
             }
@@ -112,6 +128,44 @@ fn an_export_has_the_form_of_the_experts_of_the_folder() {
         };
         assert!(bytes("back/model.safetensors") == bytes("m/model.safetensors"), "{name}");
     }
+}
+
+/// Layers behind the last one predict several tokens. transformers ignores them, and so does a run.
+#[test]
+fn layers_behind_the_decoder_are_kept_as_they_were() {
+    let folder = model("glm4-moe");
+    let want = results(&folder);
+    set(&folder, "num_nextn_predict_layers", json!(1));
+    change(&folder, |all| {
+        for (name, first) in [("eh_proj.weight", 1u8), ("mlp.gate.e_score_correction_bias", 90)] {
+            let entry = json!({ "dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 0] });
+            let bytes = (first..first + 12).collect();
+            all.push((format!("model.layers.3.{name}"), entry, bytes));
+        }
+    });
+    assert!(results(&folder) == want, "the decoder is the same");
+    let output = folder.onebox(&["train", "a.ron", "-q", "--run-dir", "kept"]).ok();
+    let note = "the run does not train 2 tensors of layers.3; an export copies them from there";
+    assert_eq!(output.stderr.matches(note).count(), 1, "{}", output.stderr);
+    folder.onebox(&["checkpoint", "export", "kept", "out", "--to", "safetensors"]).ok();
+    let behind = |path: &str| {
+        let mut all = tensors(&folder.path(path));
+        all.retain(|(name, ..)| name.contains("layers.3."));
+        all.iter_mut().for_each(|(_, entry, _)| entry["data_offsets"] = json!(null));
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    };
+    let came = behind("m/model.safetensors");
+    assert_eq!((came.len(), behind("out/model.safetensors")), (2, came));
+    assert_eq!(forms(&folder, "out/model.safetensors"), forms(&folder, "m/model.safetensors"));
+    let keys: Value = serde_json::from_str(&folder.read("out/config.json")).unwrap();
+    assert_eq!(keys["num_nextn_predict_layers"], 1);
+    // A layer before the end is a layer of the decoder.
+    change(&folder, |all| {
+        all.iter_mut().for_each(|(name, ..)| *name = name.replace("layers.3.eh", "layers.2.eh"));
+    });
+    let why = "`model.layers.2.eh_proj.weight` is no tensor of this model";
+    folder.onebox(&["config", "check", "a.ron"]).refused(66, &[why]);
 }
 
 #[test]

@@ -268,7 +268,7 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
             "experts",
             78,
             kind("qwen2_moe", json!({ "num_experts": 60 })),
-            "it has shared experts, which onebox lacks",
+            "it has shared experts with a gate, which onebox lacks",
         ),
         ("experts by name", 78, kind("dbrx", json!({})), "a mixture of experts"),
         (
@@ -306,7 +306,7 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
             "another",
             78,
             kind("cohere2", json!({})),
-            "granite, seed_oss, qwen3_moe, mixtral, olmoe, gemma3, mistral3 are built here",
+            "granite, seed_oss, qwen3_moe, mixtral, olmoe, glm4_moe, gemma3, mistral3 are built here",
         ),
         (
             "codes",

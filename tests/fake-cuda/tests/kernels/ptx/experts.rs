@@ -1,9 +1,11 @@
 //! Kernels of mixture of experts.
 
 use super::every_kernel_of;
-use crate::experts::{GroupedTensors, ROUTES, balance_of, check_load, check_rows, sort_of};
+use crate::experts::{
+    GroupedTensors, ROUTES, balance_of, check_load, check_rows, sigmoid_of, sort_of,
+};
 use crate::rig::normal;
-use device::{Dtype, Op};
+use device::{Dtype, Op, ScoreRule};
 
 #[test]
 fn kernels_of_experts() {
@@ -22,11 +24,15 @@ fn kernels_of_experts() {
             let choices = rig.out(Dtype::I32, (tokens, per_token));
             let d_weights = rig.put_noise(Dtype::F32, (tokens, per_token), 3);
             let balance = Some(balance_of(&mut rig, tokens, experts));
-            let normalize = true;
+            let sigmoid = sigmoid_of(&mut rig, [experts, per_token]);
             let mut pair = rig.open();
-            pair.check(&Op::Route { logits, weights, choices, normalize }, 1e-6, 4.0);
-            let op = Op::RouteBackward { logits, choices, d_weights, normalize, balance };
-            pair.check(&op, 2e-6, 4.0);
+            for (scoring, balance) in
+                [(ScoreRule::Softmax { normalize: true }, balance), (sigmoid, None)]
+            {
+                pair.check(&Op::Route { logits, weights, choices, scoring }, 1e-6, 4.0);
+                let op = Op::RouteBackward { logits, choices, d_weights, scoring, balance };
+                pair.check(&op, 2e-6, 4.0);
+            }
         }
         for (shape, experts) in [((5, 2), 8), ((700, 3), 40)] {
             let mut rig = rig();
