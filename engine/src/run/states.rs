@@ -146,7 +146,7 @@ impl Ranks<'_> {
     fn write_corrections(
         &self,
         dev: &Device,
-        fill: &dyn Fn(StatePosition, &mut [f32]) -> Result<(), Error>,
+        fill: impl Fn(StatePosition, &mut [f32]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.layout.decoder.write_router_corrections(dev, |segment, first, values: &mut [f32]| {
             fill(StatePosition { segment, state: 0, first }, values)
