@@ -107,7 +107,7 @@ impl Ranks<'_> {
                 }
             })
         };
-        self.write_corrections(dev, &fill)?;
+        self.write_corrections(dev, fill)?;
         trainer.optimizer.restore(dev, &words, from.has_late_update(), &fill, &stop_requested)
     }
 
@@ -137,7 +137,7 @@ impl Ranks<'_> {
             }
             Ok(())
         };
-        self.write_corrections(dev, &fill)?;
+        self.write_corrections(dev, fill)?;
         trainer.optimizer.restore(dev, &words, false, &fill, stop_requested)
     }
 
