@@ -2,7 +2,7 @@
 //! and with little memory for any input. [`load_str`](config::load_str) parses configs.
 
 use crate::header as own;
-use crate::hugging_face::{config_json, folder};
+use crate::hugging_face::{config_json, weight_index};
 use crate::manifest::Manifest;
 use config::ModelConfig;
 
@@ -53,7 +53,7 @@ pub fn manifest(json: &[u8]) -> Result<bool, String> {
 /// # Errors
 /// The fault in the index.
 pub fn index(json: &[u8]) -> Result<(), String> {
-    folder::index(json).map(drop)
+    weight_index::index(json).map(drop)
 }
 
 /// Number of keys of a transformers `config.json` that are wrong, missing or different from

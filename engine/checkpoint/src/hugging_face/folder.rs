@@ -6,22 +6,20 @@ use super::names::{
 };
 use super::row_place::RowPlace;
 use super::tensors::{missing, widen};
-use super::{CONFIG, FolderError, INDEX, WHOLE, transposed};
+use super::{CONFIG, FolderError, INDEX, WHOLE, transposed, weight_index};
 use crate::header::{self, TensorEntry, length};
 use config::ModelConfig;
 use config::transformers::{
     MERGE, ModelClass, POINTER, WrapperClass, adapter, folder_model, other_form,
 };
 use data::model_files::{check_pointer, unreadable};
-use files::foreign_text::{foreign, reason};
+use files::foreign_text::foreign;
 use files::hub::{ModelFolder, incomplete_download};
 use files::input;
-use files::json::Object;
 use rayon::iter::{
     IndexedParallelIterator, IntoParallelIterator, IntoParallelRefIterator, ParallelIterator,
 };
 use rayon::slice::ParallelSliceMut;
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
@@ -35,8 +33,6 @@ const AT_ONCE: usize = 8 << 20;
 const CHECKED: usize = 1 << 18;
 /// Bytes of the longest JSON file that is read.
 const LONGEST: u64 = 64 << 20;
-/// Largest number of files in an index.
-const MOST_FILES: usize = 10_000;
 /// Remedy for a folder in which each rank saved its own part of the tensors.
 const GATHER: &str = "ZeRO-3 and FSDP save such parts for each rank: gather the weights, with zero_to_fp32.py in DeepSpeed's checkpoint, or by a \
                       save with stage3_gather_16bit_weights_on_model_save (FSDP: a full state dict)";
@@ -50,7 +46,7 @@ pub struct Folder {
     class: ModelClass,
     /// Class around the decoder.
     pub(super) wrapper: Option<WrapperClass>,
-    /// Number of the decoder's layers, if layers behind them may be no part of it.
+    /// Number of the decoder's layers, if the folder may have more that are no part of it.
     layers: Option<usize>,
     files: Vec<(PathBuf, File)>,
     /// The tensors of the decoder, by their names without prefix.
@@ -112,7 +108,7 @@ impl Folder {
                 return Err(FolderError::refused(path, why));
             }
             (true, false) => BTreeMap::new(),
-            (false, true) => index(&small(&folder, path, INDEX)?)
+            (false, true) => weight_index::index(&small(&folder, path, INDEX)?)
                 .map_err(|why| FolderError::refused(&path.join(INDEX), why))?,
             (false, false) => {
                 let other = match (other_form(path), incomplete_download(path)) {
@@ -449,36 +445,6 @@ impl Folder {
     }
 }
 
-/// The file of each tensor, from the bytes of an index.
-pub(crate) fn index(bytes: &[u8]) -> Result<BTreeMap<String, String>, String> {
-    #[derive(serde::Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Index {
-        #[serde(default, rename = "metadata")]
-        _metadata: Value,
-        weight_map: Object<String>,
-    }
-    let Index { weight_map: Object(map), .. } =
-        serde_json::from_slice(bytes).map_err(|e| reason(e).to_string())?;
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    let is_file = |name: &str| {
-        name.ends_with(".safetensors")
-            && name.len() <= 255
-            && !name.starts_with('.')
-            && name.chars().all(plain)
-    };
-    if let Some((tensor, file)) = map.iter().find(|(_, file)| !is_file(file)) {
-        let (tensor, file) = (foreign(tensor), foreign(file));
-        return Err(format!("`{tensor}` is in `{file}`, which is no file of this folder"));
-    }
-    let files: BTreeSet<&String> = map.values().collect();
-    match (map.is_empty(), files.len()) {
-        (true, _) => Err("it names no tensor".into()),
-        (_, n) if n > MOST_FILES => Err(format!("it names {n} files, more than {MOST_FILES}")),
-        _ => Ok(map),
-    }
-}
-
 /// Reads a JSON file of the folder.
 fn small(folder: &ModelFolder, path: &Path, name: &str) -> Result<Vec<u8>, FolderError> {
     let at = path.join(name);
@@ -499,40 +465,5 @@ fn cut_off(path: &Path, source: io::Error) -> FolderError {
     match source.kind() {
         io::ErrorKind::UnexpectedEof => FolderError::refused(path, "it is cut off"),
         _ => unreadable(path, source).into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_index_names_files_of_the_folder_only() {
-        let of = |file: &str| format!("{{\"metadata\":{{}},\"weight_map\":{{\"a\":\"{file}\"}}}}");
-        assert_eq!(index(of("model-00001-of-00002.safetensors").as_bytes()).unwrap().len(), 1);
-        for file in [
-            "../model.safetensors",
-            "/etc/x.safetensors",
-            "sub/x.safetensors",
-            ".safetensors",
-            "..safetensors",
-            "x.bin",
-            "x.safetensors\\u0000",
-            "x\\n.safetensors",
-            "",
-            &format!("{}.safetensors", "x".repeat(300)),
-            &format!("{}.safetensors", "x".repeat(5000)),
-        ] {
-            let why = index(of(file).as_bytes()).unwrap_err();
-            assert!(why.contains("no file of this folder"), "{file}: {why}");
-            assert!(!why.contains(['\n', '\0']) && why.len() < 500, "{why:?}");
-        }
-        let twice = of("x.safetensors").replace("{\"a\"", "{\"a\":\"y.safetensors\",\"a\"");
-        assert!(index(twice.as_bytes()).unwrap_err().contains("twice"));
-        for bad in ["", "{}", "[]", "{\"weight_map\":{}}", "{\"weight_map\":[]}", "{\"weight_map\""]
-        {
-            assert!(index(bad.as_bytes()).is_err(), "{bad}");
-        }
-        assert!(index("[".repeat(100_000).as_bytes()).is_err());
     }
 }

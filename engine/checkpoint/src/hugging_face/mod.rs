@@ -14,6 +14,7 @@ mod peft;
 mod row_place;
 mod tensors;
 mod untrained;
+pub(crate) mod weight_index;
 mod weights;
 mod write;
 

@@ -1,4 +1,4 @@
-//! Folders of PEFT: a run starts from their adapters, and an export writes those of a checkpoint for
+//! Folders of PEFT: a run starts from their adapters, and an export writes a checkpoint's adapters for
 //! `PeftModel.from_pretrained`.
 
 use super::export_error::ExportError;

@@ -224,7 +224,7 @@ fn bytes_of(foreign: &ForeignTensor) -> usize {
     foreign.entry.shape.iter().product::<usize>() * foreign.entry.width() as usize
 }
 
-/// Hash of a tensor's bytes, each part of which goes to `then`.
+/// Hash of a tensor's bytes. `then` receives each part of them.
 fn hash_of(
     folder: &Folder,
     foreign: &ForeignTensor,
