@@ -41,8 +41,7 @@ pub enum GenerateError {
     #[error("{} is not the model of its config: {problem}", path.shown())]
     Weights { path: PathBuf, problem: String },
     #[error(
-        "{}: these are not the weights over which the adapters were trained: bring the folder back as it was, or set \
-         model.from to a copy of it", .0.shown()
+        "{}: these are not the weights over which the adapters were trained: bring the folder back as it was", .0.shown()
     )]
     OtherBase(PathBuf),
     #[error(

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Settings of PEFT that change what an adapter computes, with the values that onebox has.
-const NOT_BUILT: [(&str, &[&str]); 12] = [
+const NOT_BUILT: [(&str, &[&str]); 18] = [
     ("use_dora", &["false"]),
     ("bias", &["\"none\""]),
     ("lora_bias", &["false"]),
@@ -22,6 +22,13 @@ const NOT_BUILT: [(&str, &[&str]); 12] = [
     ("layer_replication", &["[]"]),
     ("exclude_modules", &["[]"]),
     ("use_qalora", &["false"]),
+    ("use_bdlora", &["false"]),
+    ("alora_invocation_tokens", &["[]"]),
+    ("arrow_config", &[]),
+    ("kasa_config", &[]),
+    ("monteclora_config", &[]),
+    // Other starts change the weights of the base, too.
+    ("init_lora_weights", &["true", "false", "\"gaussian\"", "\"eva\"", "\"orthogonal\""]),
 ];
 
 impl Section<'_, '_> {
@@ -78,9 +85,13 @@ fn settings(text: &str) -> Result<PeftSettings, String> {
         return Err("its `lora_dropout` is no number".into());
     }
     let rank = get("r").and_then(Value::as_u64).filter(|rank| (1..=4096).contains(rank));
-    let alpha = get("lora_alpha").and_then(Value::as_f64).filter(|alpha| *alpha > 0.0);
+    let alpha = get("lora_alpha").and_then(Value::as_f64).map(|alpha| alpha as f32);
+    let alpha = alpha.filter(|alpha| *alpha > 0.0 && *alpha <= 1e6);
     let (Some(rank), Some(alpha)) = (rank, alpha) else {
-        return Err("it has no rank `r` from 1 to 4,096, or no `lora_alpha` above 0".into());
+        return Err(
+            "it has no rank `r` from 1 to 4,096, or no `lora_alpha` above 0 and up to 1,000,000"
+                .into(),
+        );
     };
     let targets = match get("target_modules") {
         Some(Value::String(all)) if all == "all-linear" => AdapterTargets::All,
@@ -88,7 +99,7 @@ fn settings(text: &str) -> Result<PeftSettings, String> {
         _ => return Err("its `target_modules` is no list of names".into()),
     };
     let rank_stabilized = get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
-    Ok(PeftSettings { rank: rank as usize, alpha: alpha as f32, rank_stabilized, targets })
+    Ok(PeftSettings { rank: rank as usize, alpha, rank_stabilized, targets })
 }
 
 /// The linears of a list, in the order of a layer. PEFT writes the list in any order.
@@ -132,6 +143,10 @@ mod tests {
             (", \"use_dora\": true", "no adapters with `use_dora` true"),
             (", \"modules_to_save\": [\"lm_head\"]", "`modules_to_save` [\"lm_head\"]"),
             (", \"r\": 0", "no rank `r`"),
+            (", \"lora_alpha\": 1e300", "no `lora_alpha` above 0 and up to 1,000,000"),
+            (", \"lora_alpha\": 1e-60", "no `lora_alpha` above 0"),
+            (", \"init_lora_weights\": \"pissa\"", "`init_lora_weights` \"pissa\""),
+            (", \"alora_invocation_tokens\": [1]", "`alora_invocation_tokens` [1]"),
             (", \"peft_type\": \"IA3\"", "`peft_type` is IA3"),
             (", \"target_modules\": [\"lm_head\"]", "which is no linear"),
             (", \"target_modules\": \".*\"", "no list of names"),

@@ -10,7 +10,7 @@ use super::write::{ModelExport, cannot_write, in_new_folder, write_small};
 use super::{FolderError, config_json};
 use crate::Checkpoint;
 use crate::header::{self, HeaderEntry};
-use config::{Adapter, Family, ModelConfig};
+use config::{Adapter, Family, ModelConfig, Weights};
 use files::durable::create_new;
 use files::foreign_text::foreign;
 use files::hub::name_of_snapshot;
@@ -51,13 +51,15 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
     let described =
         config_json::description(&model.config.model, Numbers::F32.of_torch(), came, false);
     let class = described.map_err(|why| FolderError::refused(out, why))?.class;
-    if class.fuses_projections() {
-        let why = "the class of the model has q, k and v in one tensor, and the run trained an adapter for each of them: PEFT has no \
-                   such adapters. Export the merged model with --to safetensors --merge";
+    let decoder = &model.built.decoder;
+    if has_fused(Names::of(shape, class, false), decoder) {
+        let why = format!("{FUSED}. Export the merged model with --to safetensors --merge");
         return Err(FolderError::refused(model.checkpoint.path(), why).into());
     }
     let names = Names::of(shape, class, false);
-    let from = model.config.model.from.as_deref().unwrap_or_default();
+    let (of, has_base) = (&model.config.model, model.config.model.weights == Weights::Pretrained);
+    // Random weights are in no folder.
+    let from = of.from.as_deref().filter(|_| has_base).unwrap_or_default();
     let base = name_of_snapshot(Path::new(from)).unwrap_or_else(|| from.to_owned());
     let config = json!({
         "base_model_name_or_path": base,
@@ -90,6 +92,15 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
             }
         }
         Ok(files)
+    })
+}
+
+/// Whether an adapter stands beside a part of a tensor of transformers.
+fn has_fused(names: Names, decoder: &Decoder) -> bool {
+    let mut params = decoder.segments().iter().flat_map(|layout| &layout.params);
+    params.any(|param| {
+        let name = name_in_peft(names, param);
+        ["qkv_proj", "gate_up_proj"].iter().any(|fused| name.contains(fused))
     })
 }
 
@@ -144,6 +155,9 @@ fn write_factors(
     Ok(())
 }
 
+/// Reason why a model has no folder of PEFT.
+const FUSED: &str = "the class of the model has q, k and v in one tensor, and gate and up in one; onebox trains an adapter for each of them, \
+                     and PEFT has no such adapters";
 /// Bytes of the largest file of factors that is read.
 const LONGEST: u64 = 16 << 30;
 
@@ -164,10 +178,19 @@ pub fn read_adapters(
     let header = header::length(*first, bytes.len() as u64).map_err(refused)?;
     let entries = header::decode(&bytes[..header], bytes.len() as u64).map_err(refused)?;
     let class = config_json::description(model, Numbers::F32.of_torch(), None, false);
-    let names = Names::of(decoder.shape(), class.map_err(refused)?.class, false);
-    let plain = |name: &str| name.replace(".default.", ".");
-    let mut found: BTreeMap<String, _> =
-        entries.into_iter().map(|entry| (plain(&entry.name), entry)).collect();
+    let class = class.map_err(refused)?.class;
+    let names = Names::of(decoder.shape(), class, false);
+    if has_fused(names, decoder) {
+        return Err(refused(format!("{FUSED}. Start without `adapter.from`")));
+    }
+    let mut found = BTreeMap::new();
+    for entry in entries {
+        let name = entry.name.replace(".default.", ".");
+        if found.contains_key(&name) {
+            return Err(refused(format!("it has `{}` twice", foreign(name))));
+        }
+        found.insert(name, entry);
+    }
     let mut factors = BTreeMap::new();
     for param in decoder.segments().iter().flat_map(|layout| &layout.params) {
         let name = name_in_peft(names, param);

@@ -75,8 +75,7 @@ pub(super) fn base(
     };
     if stored != Some(found.hash(progress)?) {
         let why = format!(
-            "{}: these are not the weights over which the adapters of {} were trained: bring the folder back as it was, or set \
-             model.from to a copy of it",
+            "{}: these are not the weights over which the adapters of {} were trained: bring the folder back as it was",
             PathText(found.path()),
             of.path().shown()
         );

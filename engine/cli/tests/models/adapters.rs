@@ -42,6 +42,7 @@ fn adapters_are_trained_resumed_merged_and_go_on_from_a_folder_of_peft() {
     for (more, why) in [
         (&["x", "--to", "safetensors"][..], "or --to safetensors --merge for the whole model"),
         (&["x", "--to", "peft", "--merge"], "leave --merge out"),
+        (&["x", "--to", "peft", "--dtype", "Bf16"], "leave --dtype out"),
     ] {
         export(more).refused(78, &[why]);
     }
@@ -70,6 +71,27 @@ fn adapters_are_trained_resumed_merged_and_go_on_from_a_folder_of_peft() {
 }
 
 #[test]
+fn adapters_are_not_imported_and_have_a_base_in_a_folder() {
+    let folder = with_chats();
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hf-chat-tiny");
+    let fixture = fixture.to_string_lossy();
+    let import = ["checkpoint", "import", &fixture, "imported", "chat.ron", "--set", LORA];
+    folder.onebox(&import).refused(78, &["set model.from to the folder"]);
+    assert!(!folder.path("imported").exists());
+    // Over random weights no folder has the base.
+    let sets = ["--set", LORA, "--set", "optimizer.lr=1e-2", "--set", "model.weights=Random"];
+    let args = [&["train", "chat.ron", "--run-dir", "run"], &sets[..]].concat();
+    let said = folder.onebox(&args).ok();
+    let said = said.stdout + &said.stderr;
+    assert!(said.contains("--to peft"), "{said}");
+    let prompt = ["generate", "run", "--prompt", "box", "--tokens", "2"];
+    folder.onebox(&prompt).refused(82, &["the weights under the adapters are random"]);
+    folder.onebox(&["checkpoint", "export", "run", "peft", "--to", "peft"]).ok();
+    let settings = folder.read("peft/adapter_config.json");
+    assert!(settings.contains("\"base_model_name_or_path\": \"\""), "{settings}");
+}
+
+#[test]
 fn adapters_of_other_weights_are_refused() {
     let folder = with_chats();
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/hf-chat-tiny");
@@ -93,6 +115,11 @@ fn adapters_of_other_weights_are_refused() {
     let args =
         ["train", "chat.ron", "--run-dir", "run", "--resume", "--set", "schedule.decay_steps=4"];
     folder.onebox(&[&args[..], &longer].concat()).refused(82, &[other]);
+    assert!(folder.path("run/weights.safetensors").exists(), "a refused run loses nothing");
+    folder.onebox(&[&args[..], &longer, &["--dry-run"]].concat()).refused(82, &[other]);
+    let fork = ["train", "chat.ron", "--run-dir", "run", "--fork"];
+    folder.onebox(&[&fork[..], &longer].concat()).refused(82, &[other]);
+    assert!(!folder.path("run-2").exists());
     // An adapter of another shape.
     let from = "adapter=Lora(from: \"peft\", rank: 5)";
     let args = ["train", "chat.ron", "--run-dir", "other", "--set", from];

@@ -14,7 +14,7 @@ use checkpoint::hugging_face::{
     ExportError, Folder, FolderError, ModelExport, Numbers, export, export_adapters, import,
 };
 use config::tokenizers::tokenizer_file;
-use config::{LoadedConfig, Origin};
+use config::{Adapter, LoadedConfig, Origin};
 use files::names::{EXPERTS, TOKENIZER, UNTRAINED};
 use files::path_text::{PathText, ShownPath};
 use layout::LocalMachine;
@@ -82,6 +82,10 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
         Dtype::F32 => Numbers::F32,
         Dtype::Bf16 => Numbers::Bf16,
     };
+    if args.to == Format::Peft && numbers == Numbers::Bf16 {
+        let why = "--dtype Bf16: a folder of PEFT has the adapters in fp32; leave --dtype out";
+        return Err(CommandError::new(code::CONFIG, why));
+    }
     let from = args.choice.open(&args.path)?;
     let config = from.summary().config()?.config;
     let built = lay_out(&config, machine);
@@ -152,6 +156,11 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
     let loaded = args.config.load(machine)?;
     let config = &loaded.config;
     check_built(&loaded, machine)?;
+    if config.adapter != Adapter::None {
+        let why = "adapter: `checkpoint import` makes a run that trains all weights of the folder. To train adapters over them, set model.from \
+                   to the folder, and start with `onebox train`";
+        return Err(CommandError::new(code::CONFIG, why));
+    }
     let folder = Folder::open(&args.folder)?;
     let model_files = ModelFiles::open(&args.folder)?;
     refuse_bytes(&args.folder, &model_files, &loaded)?;

@@ -11,7 +11,7 @@ use crate::report::progress::{clock, si};
 use ::data::chat::Template;
 use ::data::model_files::ModelFiles;
 use checkpoint::inspect::open_newest;
-use config::{DataFormat, DeviceConfig};
+use config::{DataFormat, DeviceConfig, Weights};
 use engine::run::Outcome;
 use files::names::{CHECKPOINTS, CONFIG, METRICS, WEIGHTS, checkpoint_name};
 use files::path_text::ShownPath;
@@ -282,9 +282,12 @@ impl Session<'_> {
         ));
         if saved && exported.symlink_metadata().is_err() {
             let exported = quoted_path(&exported);
-            let form = match self.run.built.decoder.shape().adapters() {
-                Some(_) => "safetensors --merge",
-                None => "safetensors",
+            let model = &self.run.loaded.config.model;
+            let has_base = model.from.is_some() && model.weights == Weights::Pretrained;
+            let form = match (self.run.built.decoder.shape().adapters(), has_base) {
+                (Some(_), true) => "safetensors --merge",
+                (Some(_), false) => "peft",
+                (None, _) => "safetensors",
             };
             lines.push(format!("{program} checkpoint export {dir} {exported} --to {form}"));
         }

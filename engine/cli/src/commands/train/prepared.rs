@@ -120,9 +120,9 @@ impl PreparedRun {
                 // A fork that is refused leaves no directory.
                 let source = RunDir::source(args.run_dir.as_deref())?;
                 let start = start(&source, None)?;
+                let base = start.as_deref().map(|start| self.base(start)).transpose()?.flatten();
                 let dir = create(Vec::new())?;
                 start.iter().try_for_each(|start| resume::note_source(&dir, start))?;
-                let base = start.as_deref().map(|start| self.base(start)).transpose()?.flatten();
                 (dir, start, base)
             }
             RunMode::Resume => {
@@ -132,8 +132,6 @@ impl PreparedRun {
                     Some(path) => start(path, Some(dir.folder()))?,
                     None => return Err(RunDirError::NeedsDirectory(mode).into()),
                 };
-                // These weights would not match the model that is trained now.
-                dir.remove(WEIGHTS)?;
                 let pretrained = match (&start, first) {
                     (Some(start), _) => self.base(start)?,
                     (None, None) => {
@@ -141,6 +139,8 @@ impl PreparedRun {
                     }
                     (None, first) => first,
                 };
+                // These weights would not match the model that is trained now.
+                dir.remove(WEIGHTS)?;
                 (dir, start, pretrained)
             }
             RunMode::Fresh | RunMode::Overwrite => {
@@ -168,8 +168,9 @@ impl PreparedRun {
         };
         let tokenizer = self.tokenizer.as_ref();
         let start = resume::start(&from, None, loaded, built, &self.data, tokenizer, mode)?;
-        if start.is_none() {
-            pretrained(&loaded.config, &built.decoder)?;
+        match start {
+            Some(start) => self.base(&start).map(drop)?,
+            None => drop(pretrained(&loaded.config, &built.decoder)?),
         }
         Ok(())
     }
