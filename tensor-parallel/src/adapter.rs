@@ -10,7 +10,7 @@
 use crate::adapter_shape::{AdapterShape, FACTORS};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split, TrainedParams};
 use crate::shape::DecoderShape;
-use device::{Arena, Device, Dropout, Epilogue, Lane::Compute, Op, Plan, Tensor};
+use device::{Arena, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
 
 /// Last parts of the factors' names.
 const A: &str = FACTORS[0];
@@ -167,7 +167,7 @@ impl Adapter {
         let hidden = self.hidden(dev, x);
         for (number, Part { b, first }) in self.parts() {
             let c = y.columns(first..first + b.shape().0);
-            add(dev, self.columns(hidden, number), b.t(), c);
+            dev.submit(Compute, Op::add_product(self.columns(hidden, number), b.t(), c));
         }
     }
 
@@ -181,7 +181,7 @@ impl Adapter {
                 (d.columns(first..first + b.shape().0), self.columns(d_hidden, number));
             dev.submit(Compute, Op::product(of_part, b, c));
         }
-        add(dev, self.scaled(dev, d_hidden), self.a, d_x);
+        dev.submit(Compute, Op::add_product(self.scaled(dev, d_hidden), self.a, d_x));
     }
 
     /// Computes the gradients of a and b from d (rows, n) and x (rows, k). Computes x a' again, since
@@ -196,10 +196,4 @@ impl Adapter {
         let d_hidden = self.transient(self.scratch.d_hidden, d.shape().0);
         dev.submit(Compute, Op::product(d_hidden.t(), x, grads.a));
     }
-}
-
-/// Computes c += a b.
-#[track_caller]
-fn add(dev: &Device, a: Tensor, b: Tensor, c: Tensor) {
-    dev.submit(Compute, Op::Gemm { a, b, c, bias: None, add: true, epilogue: Epilogue::None });
 }

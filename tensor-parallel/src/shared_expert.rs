@@ -3,7 +3,7 @@
 
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
 use crate::shape::{DecoderShape, ExpertsShape};
-use device::{Arena, Device, Epilogue, Gate, Lane::Compute, Op, Plan, Tensor};
+use device::{Arena, Device, Gate, Lane::Compute, Op, Plan, Tensor};
 
 /// Parameters of the MLP, or their gradients.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +121,7 @@ impl AppliedSharedExpert {
 
     /// Adds this rank's part of the output to `partial` (B T, C).
     pub(crate) fn add_output(&self, dev: &Device, partial: Tensor) {
-        add_product(dev, self.saved.act, self.params.proj.t(), partial);
+        dev.submit(Compute, Op::add_product(self.saved.act, self.params.proj.t(), partial));
     }
 
     /// Adds this rank's part of the gradient of the input to `d_normed` (B T, C), from the gradient
@@ -130,7 +130,7 @@ impl AppliedSharedExpert {
         let (x, d) = (self.saved.pre, self.scratch.d_act);
         dev.submit(Compute, Op::product(d_sum, self.params.proj, d));
         dev.submit(Compute, Op::SwiGluBackward { x, d, gate: self.gate });
-        add_product(dev, x, self.params.gate_up, d_normed);
+        dev.submit(Compute, Op::add_product(x, self.params.gate_up, d_normed));
     }
 
     /// Computes the gradients of the parameters, after
@@ -149,10 +149,4 @@ impl AppliedSharedExpert {
         dev.submit(Compute, Op::product(d_sum.t(), act, grads.proj));
         dev.submit(Compute, Op::product(d_pre.t(), normed, grads.gate_up));
     }
-}
-
-/// c += a b.
-fn add_product(dev: &Device, a: Tensor, b: Tensor, c: Tensor) {
-    let (bias, add, epilogue) = (None, true, Epilogue::None);
-    dev.submit(Compute, Op::Gemm { a, b, c, bias, add, epilogue });
 }

@@ -2,7 +2,6 @@
 
 use super::adapter::{LINEARS, linears};
 use super::checks::{Checks, Clash};
-use super::fine_tune::is_pretrained;
 use super::reading::{Violation, ticked};
 use super::{Adapter, AdapterTargets, Config, Transfer};
 
@@ -14,7 +13,7 @@ fn has_adapters(config: &Config) -> bool {
 impl Config {
     /// Warning about adapters of random weights. `None`: the run has no adapters, or a model.
     pub fn adapters_of_random_weights(&self) -> Option<&'static str> {
-        (has_adapters(self) && !is_pretrained(&self.model)).then_some(
+        (has_adapters(self) && self.model.pretrained().is_none()).then_some(
             "the run trains adapters, and the weights under them are random: set model.from to the folder of a model",
         )
     }

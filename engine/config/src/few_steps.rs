@@ -1,7 +1,7 @@
 //! The steps of a run of epochs, and a fine-tune that is over after a few of them.
 
 use super::Config;
-use super::fine_tune::{default_samples, is_pretrained};
+use super::fine_tune::default_samples;
 use topology::counted;
 
 /// Number of steps from which on pretrained weights learn something at the usual rates.
@@ -21,7 +21,7 @@ impl Config {
     pub fn few_steps(&self, samples: usize, steps: u64) -> Option<String> {
         let global = self.batch.global;
         let usual = default_samples(self.batch.micro * self.parallel.data);
-        (is_pretrained(&self.model) && steps < ENOUGH && global > usual).then(|| {
+        (self.model.pretrained().is_some() && steps < ENOUGH && global > usual).then(|| {
             format!(
                 "the run has only {}: a step takes {}, and an epoch has {samples}. So few steps hardly change pretrained weights: \
                  lower batch.global (without the key it is {usual}), or raise train.epochs.",

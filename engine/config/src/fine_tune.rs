@@ -2,7 +2,7 @@
 //! `docs/fine-tune.md` has the sources of these numbers.
 
 use super::reading::{ConfigReader, KeyDefault};
-use super::{Adapter, Family, ModelConfig, Weights};
+use super::{Adapter, Family, ModelConfig};
 
 /// Number of parameters from which on a model gets the smaller learning rate.
 const LARGE: f64 = 1e9;
@@ -33,7 +33,7 @@ impl FineTune {
         adapter: &Adapter,
     ) -> Option<Self> {
         let defaults = Self { lr: usual_rate(model, adapter), beta2: 0.999, weight_decay: 0.0 };
-        (!reader.stored && is_pretrained(model)).then_some(defaults)
+        (!reader.stored && model.pretrained().is_some()).then_some(defaults)
     }
 
     /// Number of warm-up steps of a schedule of `steps` steps.
@@ -57,11 +57,6 @@ impl<T> KeyDefault<T> {
 /// is at least [`SAMPLES`].
 pub(super) const fn default_samples(pass: usize) -> usize {
     if pass == 0 { SAMPLES } else { SAMPLES.next_multiple_of(pass) }
-}
-
-/// Whether training starts from the weights of a folder.
-pub(super) fn is_pretrained(model: &ModelConfig) -> bool {
-    model.from.is_some() && model.weights == Weights::Pretrained
 }
 
 /// Default of the learning rate. Recipes for small models have larger rates.

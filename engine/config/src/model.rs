@@ -180,6 +180,11 @@ section! {
 const SCALE: Interval = Interval::above(0.0, 1e6);
 
 impl ModelConfig {
+    /// The folder with the weights from which training starts; `None` if they are random.
+    pub fn pretrained(&self) -> Option<&str> {
+        self.from.as_deref().filter(|_| self.weights == Weights::Pretrained)
+    }
+
     /// Letters of the layers, one for each layer.
     pub fn layer_letters(&self) -> impl Iterator<Item = char> {
         self.layer_pattern.chars().cycle().take(self.layers)

@@ -1,7 +1,7 @@
 //! A learning rate that is unusual for pretrained weights. `docs/fine-tune.md` has the sources of
 //! these numbers.
 
-use super::fine_tune::{is_pretrained, usual_rate};
+use super::fine_tune::usual_rate;
 use super::reading::float_text;
 use super::{Adapter, Config, OptimizerKind};
 
@@ -17,7 +17,7 @@ impl Config {
     /// run starts from random weights, or the learning rate is usual.
     pub fn unusual_rate(&self) -> Option<String> {
         let warning =
-            is_pretrained(&self.model).then(|| self.unusual_rate_of_import()).flatten()?;
+            self.model.pretrained().is_some().then(|| self.unusual_rate_of_import()).flatten()?;
         let usual = usual_rate(&self.model, &self.adapter);
         Some(format!("{warning} Without the key it is {}.", float_text(&usual)))
     }

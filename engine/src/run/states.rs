@@ -69,13 +69,10 @@ impl Ranks<'_> {
             let initial =
                 InitialParameters::new(self.config, &self.layout.decoder, dev.rank(), given);
             let fill = |segment, at, values: &mut [f32]| initial.fill(segment, at, values);
-            self.layout.decoder.write_router_corrections(
-                dev,
-                |segment, at, values: &mut [f32]| {
-                    fill(segment, at, values);
-                    Ok::<(), Error>(())
-                },
-            )?;
+            self.write_corrections(dev, |at, values: &mut [f32]| {
+                fill(at.segment, at.first, values);
+                Ok(())
+            })?;
             return trainer.optimizer.init(dev, &fill, &stop_requested);
         };
         let scaled = self.config.precision == Precision::Fp16;

@@ -10,7 +10,7 @@ use super::write::{ModelExport, cannot_write, in_new_folder, write_small};
 use super::{FolderError, config_json};
 use crate::Checkpoint;
 use crate::header::{self, HeaderEntry};
-use config::{Adapter, Family, ModelConfig, Weights};
+use config::{Adapter, Family, ModelConfig};
 use files::durable::create_new;
 use files::foreign_text::foreign;
 use files::hub::name_of_snapshot;
@@ -57,9 +57,8 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
         return Err(FolderError::refused(model.checkpoint.path(), why).into());
     }
     let names = Names::of(shape, class, false);
-    let (of, has_base) = (&model.config.model, model.config.model.weights == Weights::Pretrained);
-    // Random weights are in no folder.
-    let from = of.from.as_deref().filter(|_| has_base).unwrap_or_default();
+    // PEFT writes an empty name for a base that is in no folder, such as random weights.
+    let from = model.config.model.pretrained().unwrap_or_default();
     let base = name_of_snapshot(Path::new(from)).unwrap_or_else(|| from.to_owned());
     let config = json!({
         "base_model_name_or_path": base,

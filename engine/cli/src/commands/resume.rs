@@ -7,7 +7,7 @@ use checkpoint::{
     differences_of, gone, newest_as_restored, newest_until, open_named, replaced, restore,
     set_aside,
 };
-use config::{LoadedConfig, ResumeEffect, Weights, load_of_run};
+use config::{LoadedConfig, ResumeEffect, load_of_run};
 use engine::run_dir::{RunDir, RunMode};
 use files::directory::Directory;
 use files::names::{CHECKPOINTS, CONFIG, FORKED, METRICS, TOKENIZER, WEIGHTS};
@@ -222,7 +222,7 @@ fn may_start_over(from: &Path, mode: RunMode) -> Result<(), CommandError> {
 /// Refuses random weights for a run that was started with the weights of a folder.
 fn still_pretrained(from: &Path, now: &LoadedConfig) -> Result<(), CommandError> {
     let stored = config_of(from).map(|loaded| loaded.config.model);
-    let folder = stored.filter(|was| was.weights == Weights::Pretrained).and_then(|was| was.from);
+    let folder = stored.as_ref().and_then(|was| was.pretrained());
     let (Some(folder), None) = (folder, &now.config.model.from) else { return Ok(()) };
     let why = format!(
         "{}: no checkpoint is there, so the run starts at step 1, from the weights of {folder}, and model.from is None; set it \

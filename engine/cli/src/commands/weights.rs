@@ -5,9 +5,7 @@ use ::data::model_files::ModelFiles;
 use ::data::progress::Progress;
 use checkpoint::Checkpoint;
 use checkpoint::hugging_face::{Folder, PretrainedWeights, read_adapters};
-use config::{
-    Adapter, Config, ConfigError, DeviceConfig, LoadedConfig, Trouble, ValidKeys, Weights,
-};
+use config::{Adapter, Config, ConfigError, DeviceConfig, LoadedConfig, Trouble, ValidKeys};
 use config::{Further, load_and_look};
 use device::Plan;
 use files::path_text::{PathText, ShownPath};
@@ -85,10 +83,7 @@ pub(super) fn base(
 }
 
 fn opened(config: &Config) -> Result<Option<Folder>, CommandError> {
-    let model = &config.model;
-    let Some(from) = model.from.as_ref().filter(|_| model.weights == Weights::Pretrained) else {
-        return Ok(None);
-    };
+    let Some(from) = config.model.pretrained() else { return Ok(None) };
     if Path::new(from).is_file() {
         let why = "it names a file, and weights stand beside it: name the folder, or set `model.weights=Random`";
         return Err(CommandError::new(code::CONFIG, why));

@@ -5,7 +5,7 @@ use super::compute_device::{ComputeDevice, open_on_cores, open_on_gpu};
 use super::weights::{load, load_checkpoint, load_folder};
 use super::{GenerateError, ModelSource, WeightSource};
 use checkpoint::hugging_face::{Folder, PretrainedWeights};
-use config::{Config, Weights};
+use config::Config;
 use data::progress::Progress;
 use device::{Arena, Device, Dtype, Lane, Plan, Tensor};
 use layout::build::{dtype, shape};
@@ -21,8 +21,7 @@ fn base(
     of_adapters: Option<&str>,
     progress: &dyn Progress,
 ) -> Result<PretrainedWeights, GenerateError> {
-    let from = config.model.from.as_ref().filter(|_| config.model.weights == Weights::Pretrained);
-    let Some(from) = from else { return Err(GenerateError::NoBase) };
+    let Some(from) = config.model.pretrained() else { return Err(GenerateError::NoBase) };
     let base = PretrainedWeights::new(Folder::open(Path::new(from))?, decoder)?;
     if of_adapters != Some(base.hash(progress)?.digits()) {
         return Err(GenerateError::OtherBase(base.path().to_owned()));

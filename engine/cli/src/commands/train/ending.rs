@@ -11,7 +11,7 @@ use crate::report::progress::{clock, si};
 use ::data::chat::Template;
 use ::data::model_files::ModelFiles;
 use checkpoint::inspect::open_newest;
-use config::{DataFormat, DeviceConfig, Weights};
+use config::{DataFormat, DeviceConfig};
 use engine::run::Outcome;
 use files::names::{CHECKPOINTS, CONFIG, METRICS, WEIGHTS, checkpoint_name};
 use files::path_text::ShownPath;
@@ -283,10 +283,9 @@ impl Session<'_> {
         if saved && exported.symlink_metadata().is_err() {
             let exported = quoted_path(&exported);
             let model = &self.run.loaded.config.model;
-            let has_base = model.from.is_some() && model.weights == Weights::Pretrained;
-            let form = match (self.run.built.decoder.shape().adapters(), has_base) {
-                (Some(_), true) => "safetensors --merge",
-                (Some(_), false) => "peft",
+            let form = match (self.run.built.decoder.shape().adapters(), model.pretrained()) {
+                (Some(_), Some(_)) => "safetensors --merge",
+                (Some(_), None) => "peft",
                 (None, _) => "safetensors",
             };
             lines.push(format!("{program} checkpoint export {dir} {exported} --to {form}"));
