@@ -459,21 +459,6 @@ pub enum Op {
 }
 
 impl Op {
-    /// c = a b.
-    pub const fn product(a: Tensor, b: Tensor, c: Tensor) -> Self {
-        Self::product_with(a, b, c, Epilogue::None)
-    }
-
-    /// c += a b.
-    pub const fn add_product(a: Tensor, b: Tensor, c: Tensor) -> Self {
-        Self::Gemm { a, b, c, bias: None, add: true, epilogue: Epilogue::None }
-    }
-
-    /// c = a b, and its epilogue.
-    pub const fn product_with(a: Tensor, b: Tensor, c: Tensor, epilogue: Epilogue) -> Self {
-        Self::Gemm { a, b, c, bias: None, add: false, epilogue }
-    }
-
     /// Floating-point operations of the dense work (a multiply-add counts 2); small ops count 0.
     pub fn flops(&self) -> f64 {
         match self {
