@@ -7,7 +7,7 @@
 //! other factor is replicated, and each rank computes a part of its gradient, which
 //! [`Block::backward`](crate::block::Block::backward) sums over the ranks.
 
-use crate::adapter_shape::{AdapterShape, FACTORS};
+use crate::adapter_shape::{AdapterShape, FACTORS, initial_factor};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split, TrainedParams};
 use crate::shape::DecoderShape;
 use device::{Arena, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
@@ -76,11 +76,9 @@ pub(crate) fn declare(
 ) {
     let Some(AdapterShape { rank, targets, .. }) = shape.adapters() else { return };
     let adapted = || linears.iter().filter(|(part, ..)| targets.has(part));
-    // The variance of PEFT's initial values, which are uniform.
-    let init = Init::Normal(1.0 / (3.0 * k as f64).sqrt());
     for (part, _, split) in adapted() {
         let split = if *split == Split::Columns { Split::Columns } else { Split::Replicated };
-        params.add(&format!("{part}.{A}"), (rank, k), split, init);
+        params.add(&format!("{part}.{A}"), (rank, k), split, initial_factor(k));
     }
     for (part, rows, split) in adapted() {
         let split = if *split == Split::Columns { Split::Replicated } else { *split };

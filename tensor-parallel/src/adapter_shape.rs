@@ -1,5 +1,7 @@
 //! Ranks, factors and linears of low-rank adapters.
 
+use crate::params::Init;
+
 /// The adapters of a model.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AdapterShape {
@@ -27,10 +29,14 @@ pub struct AdapterTargets {
     pub up: bool,
     /// The linear back from the inner width of an MLP.
     pub down: bool,
+    /// Gate and up of each expert.
+    pub experts_gate_up: bool,
+    /// The matrix back from the inner width of each expert.
+    pub experts_down: bool,
 }
 
 impl AdapterTargets {
-    /// All linears of attention and of the MLP.
+    /// All linears of attention and of the MLP, and the matrices of experts.
     pub const ALL: Self = Self {
         query: true,
         key: true,
@@ -39,6 +45,8 @@ impl AdapterTargets {
         gate: true,
         up: true,
         down: true,
+        experts_gate_up: true,
+        experts_down: true,
     };
 
     /// Whether the linear with the name `part` has an adapter.
@@ -51,9 +59,16 @@ impl AdapterTargets {
             "mlp.gate" => self.gate,
             "mlp.up" | "mlp.fc" => self.up,
             "mlp.proj" => self.down,
+            "moe.experts.gate_up" => self.experts_gate_up,
+            "moe.experts.proj" => self.experts_down,
             _ => unreachable!("{part} is a linear of a block"),
         }
     }
+}
+
+/// Initial values of a factor a with `k` columns: they have the variance of PEFT's, which are uniform.
+pub(crate) fn initial_factor(k: usize) -> Init {
+    Init::Normal(1.0 / (3.0 * k as f64).sqrt())
 }
 
 /// Last parts of the factors' names: a, then b.

@@ -7,6 +7,7 @@
 
 use crate::activation_checkpoints::slot_prefix;
 use crate::branch::{Branch, Scratch};
+use crate::expert_adapters::{self, ExpertAdapter};
 use crate::expert_loads::{ExpertLoads, LayerBalance, LayerLoads};
 use crate::experts_scratch::ExpertsScratch;
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
@@ -27,6 +28,8 @@ pub(crate) struct Experts {
     /// the gradients.
     correction: Option<Tensor>,
     shared: Option<SharedExpert>,
+    gate_up_adapter: Option<ExpertAdapter>,
+    proj_adapter: Option<ExpertAdapter>,
 }
 
 /// The choices of a layer's router for a micro-batch. They stay until the layer's backward pass.
@@ -96,7 +99,7 @@ pub(crate) struct AppliedExperts {
 }
 
 /// Prefix of the experts' parameters.
-const EXPERTS: &str = "moe.experts.";
+pub(crate) const EXPERTS: &str = "moe.experts.";
 /// Name of the router's weight.
 const ROUTER: &str = "moe.router";
 
@@ -119,6 +122,7 @@ impl Experts {
             let name = format!("{EXPERTS}{expert}.proj.weight");
             params.add(&name, (c, i), Split::Columns, shape.residual_init());
         }
+        expert_adapters::declare(params, shape, experts);
         SharedExpert::declare(params, shape, experts);
         router_correction::declare(params, experts);
     }
@@ -134,11 +138,21 @@ impl Experts {
         params.add(&format!("{ROUTER}.weight"), size, Split::Replicated, shape.weight_init());
     }
 
-    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, experts: &ExpertsShape) -> Self {
+    pub(crate) fn cut(
+        flat: FlatBuffer<'_>,
+        shape: &DecoderShape,
+        experts: &ExpertsShape,
+        scratch: &Scratch,
+    ) -> Self {
+        let of_adapters = scratch.experts().adapters;
+        let [gate_up_adapter, proj_adapter] = ExpertAdapter::cut(flat, shape, experts, of_adapters);
         let (c, inner) = (shape.hidden, experts.ffn_hidden / shape.tp_size);
         // The name without the expert's number.
-        let own =
-            |name: &str| Some(name.strip_prefix(EXPERTS)?.split_once('.')?.1 == "proj.weight");
+        let own = |name: &str| match name.strip_prefix(EXPERTS)?.split_once('.')?.1 {
+            "gate.weight" | "up.weight" => Some(false),
+            "proj.weight" => Some(true),
+            _ => None,
+        };
         let weights = |whose, is_proj, shape: (usize, usize)| ExpertWeights {
             all: flat.run_of(whose, |name| own(name) == Some(is_proj)),
             shape,
@@ -151,6 +165,8 @@ impl Experts {
             proj: weights("projections of experts", true, (c, inner)),
             correction: experts.sigmoid.map(|_| flat.whole(CORRECTION)),
             shared: SharedExpert::cut(flat, experts),
+            gate_up_adapter,
+            proj_adapter,
         }
     }
 }
@@ -310,8 +326,14 @@ impl AppliedExperts {
         };
         self.gather_rows(dev, normed);
         forward(sorted, pre, self.experts.gate_up);
+        if let Some(adapter) = self.experts.gate_up_adapter {
+            adapter.forward(dev, offsets, sorted, pre);
+        }
         dev.submit(Compute, Op::SwiGlu { x: pre, y: act, gate: self.gate });
         forward(act, y, self.experts.proj);
+        if let Some(adapter) = self.experts.proj_adapter {
+            adapter.forward(dev, offsets, act, y);
+        }
         if let Some(shared) = self.shared() {
             shared.inner_forward(dev, normed);
         }
@@ -362,10 +384,17 @@ impl AppliedExperts {
         let summed_weights = self.start_sum_of_weights(dev);
         input_gradient(d_y, d_act, self.experts.proj);
         weight_gradient(d_y, act, grads.proj);
+        if let Some((adapter, grads)) = self.experts.proj_adapter.zip(grads.proj_adapter) {
+            adapter.input_gradient(dev, offsets, d_y, d_act);
+            adapter.weight_gradient(dev, offsets, d_y, act, grads);
+        }
         dev.submit(Compute, Op::SwiGluBackward { x: pre, d: d_act, gate });
         // The outputs are no longer needed: their buffer takes the gradients of the inputs.
         let (d_pre, d_sorted) = (pre, y);
         input_gradient(d_pre, d_sorted, self.experts.gate_up);
+        if let Some(adapter) = self.experts.gate_up_adapter {
+            adapter.input_gradient(dev, offsets, d_pre, d_sorted);
+        }
         let (y, weights, out) = (d_sorted, None, branch.d_normed);
         dev.submit(Compute, Op::CombineExperts { y, places, weights, out });
         dev.wait(Compute, summed_weights);
@@ -388,8 +417,14 @@ impl AppliedExperts {
         if !grads.router.is_empty() {
             dev.submit(Compute, Op::product(own_d_logits.t(), own_normed, grads.router));
         }
-        self.gather_rows(dev, branch.normed);
+        let adapters = self.experts.gate_up_adapter.zip(grads.gate_up_adapter);
+        if !grads.gate_up.all.is_empty() || adapters.is_some() {
+            self.gather_rows(dev, branch.normed);
+        }
         weight_gradient(d_pre, sorted, grads.gate_up);
+        if let Some((adapter, grads)) = adapters {
+            adapter.weight_gradient(dev, offsets, d_pre, sorted, grads);
+        }
         if let Some((shared, grads)) = self.shared().zip(grads.shared) {
             shared.weight_gradients(dev, branch.d_sum, branch.normed, grads);
         }

@@ -1,5 +1,6 @@
 //! Transients of experts.
 
+use crate::expert_adapters::ExpertAdapterScratch;
 use crate::shape::{DecoderShape, ExpertsShape};
 use crate::shared_expert::SharedScratch;
 use device::{Arena, Dtype, Plan, Tensor, expert_sort_scratch};
@@ -16,6 +17,8 @@ pub(crate) struct ExpertsScratch {
     pub(crate) act: Option<Tensor>,
     /// Of the shared MLP, if layers with experts have one.
     pub(crate) shared: Option<SharedScratch>,
+    /// Of the adapters of experts, if they have adapters.
+    pub(crate) adapters: Option<ExpertAdapterScratch>,
 }
 
 impl ExpertsScratch {
@@ -37,6 +40,7 @@ impl ExpertsScratch {
                 .recomputes_outputs()
                 .then(|| one(shape.activation(), shape.dtype, (pairs, inner))),
             shared: experts.shared_hidden.map(|inner| SharedScratch::plan(plan, shape, inner)),
+            adapters: ExpertAdapterScratch::plan(plan, shape, experts),
         }
     }
 
@@ -50,6 +54,7 @@ impl ExpertsScratch {
             sort: self.sort,
             act: self.act.map(|act| act.rows(0..pairs)),
             shared: self.shared.map(|shared| shared.first(rows)),
+            adapters: self.adapters,
         }
     }
 }

@@ -42,6 +42,7 @@ mod branch;
 mod correction_values;
 mod decoder;
 mod embedding;
+mod expert_adapters;
 mod expert_loads;
 mod experts;
 mod experts_scratch;

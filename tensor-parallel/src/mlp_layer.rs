@@ -46,7 +46,7 @@ impl MlpLayer {
         scratch: &Scratch,
     ) -> Self {
         match experts {
-            Some(experts) => Self::Sparse(Experts::cut(flat, shape, &experts)),
+            Some(experts) => Self::Sparse(Experts::cut(flat, shape, &experts, scratch)),
             None => Self::Dense(Mlp::cut(flat, shape, scratch)),
         }
     }

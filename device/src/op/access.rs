@@ -154,7 +154,7 @@ impl Op {
                 // The rows of an expert are data, so the op accesses all that may be theirs.
                 all(&[(Read, a), (Read, offsets), (weights, experts.all)]);
                 b.into_iter().for_each(|b| all(&[(Read, b)]));
-                c.into_iter().for_each(|c| all(&[(Write, c)]));
+                c.into_iter().for_each(|c| all(&[(if add { Update } else { Write }, c)]));
             }
             Self::CombineExperts { y, places, weights, out } => {
                 all(&[(Read, y), (Read, places), (Write, out)]);

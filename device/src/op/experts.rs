@@ -90,6 +90,17 @@ impl Op {
         Self::GroupedGemm { form, a: x, b, c, experts: weights, offsets, add: false }
     }
 
+    /// c = c + a W' (`Forward`) or c + a W (`InputGradient`) for the rows of each expert.
+    pub const fn grouped_addition(
+        form: GroupedForm,
+        weights: ExpertWeights,
+        offsets: Tensor,
+        a: Tensor,
+        c: Tensor,
+    ) -> Self {
+        Self::GroupedGemm { form, a, b: None, c: Some(c), experts: weights, offsets, add: true }
+    }
+
     /// d_x = d_y W for the rows of each expert.
     pub const fn grouped_input_gradient(
         weights: ExpertWeights,
@@ -218,10 +229,10 @@ impl Op {
         let fits = experts.check(offsets).and_then(|()| operands.try_for_each(value));
         let sized = |t: Tensor, shape| shaped(t, t.dtype(), shape);
         match (form, b, c) {
-            (GroupedForm::Forward, None, Some(c)) if !add => {
+            (GroupedForm::Forward, None, Some(c)) => {
                 all_of(&[fits, sized(a, (rows, k)), sized(c, (rows, n))])
             }
-            (GroupedForm::InputGradient, None, Some(c)) if !add => {
+            (GroupedForm::InputGradient, None, Some(c)) => {
                 all_of(&[fits, sized(a, (rows, n)), sized(c, (rows, k))])
             }
             // The op writes the whole range, and has nothing to write between two matrices.
@@ -437,8 +448,10 @@ mod tests {
         let (forward, input) = (GroupedForm::Forward, GroupedForm::InputGradient);
         let weight = GroupedForm::WeightGradient;
         for stride in [n * k, n * k + 5] {
-            fits(&of(forward, wide, None, Some(narrow), stride, false));
-            fits(&of(input, narrow, None, Some(wide), stride, false));
+            for add in [false, true] {
+                fits(&of(forward, wide, None, Some(narrow), stride, add));
+                fits(&of(input, narrow, None, Some(wide), stride, add));
+            }
         }
         fits(&of(weight, narrow, Some(wide), None, n * k, true));
         says(&of(weight, narrow, Some(wide), None, n * k + 5, false), "at a distance of 29");
@@ -447,7 +460,7 @@ mod tests {
         says(&of(input, narrow, None, Some(narrow), n * k, false), "(10, 6) belongs");
         says(&of(weight, narrow, Some(narrow), None, n * k, false), "(10, 6) belongs");
         says(&of(forward, wide, Some(wide), Some(narrow), n * k, false), "Forward with b");
-        says(&of(input, narrow, None, Some(wide), n * k, true), "add: true");
+        says(&of(input, narrow, Some(wide), Some(wide), n * k, true), "add: true");
         says(&of(weight, narrow, None, Some(wide), n * k, true), "WeightGradient with b");
         let mut none = of(forward, wide, None, Some(narrow), n * k, false);
         if let Op::GroupedGemm { experts, .. } = &mut none {

@@ -316,8 +316,8 @@ pub enum Op {
     /// A matmul for each expert e, of its rows offsets(e) to offsets(e + 1), with its matrix W_e
     /// (n, k). fp32 inside, one rounding; a sum does not depend on the place of the expert's rows.
     /// `Forward`: c (R, n) = a (R, k) W_e'. `InputGradient`: c (R, k) = a (R, n) W_e.
-    /// `WeightGradient`: W_e = (add ? W_e : 0) + a' b over the rows of the expert, with a (R, n) and
-    /// b (R, k); without rows, W_e is 0 or keeps its value.
+    /// `WeightGradient`: W_e = a' b over the rows of the expert, with a (R, n) and b (R, k); without
+    /// rows it is 0. `add`: the result is added to the old values instead.
     GroupedGemm {
         form: GroupedForm,
         a: Tensor,

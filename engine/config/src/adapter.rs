@@ -1,11 +1,11 @@
 //! Keys of low-rank adapters.
 
-use super::Family;
 use super::declare::choice;
 use super::reading::{
     Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
     Section, is_name, nearest, quoted, ticked,
 };
+use super::{Family, ModelConfig};
 use files::foreign_text::foreign;
 use serde::{Serialize, Serializer};
 
@@ -36,8 +36,9 @@ choice! {
             );
             /// Dropout of the adapters' inputs. onebox has none: 0.
             dropout: f32 = float(Interval::closed(0.0, 0.0), KeyDefault::Default(0.0));
-            /// The linears that have an adapter. `All`: all of attention and of the MLP. Otherwise a
-            /// list of their names in transformers.
+            /// The linears that have an adapter. `All`: all of attention and of the MLP; in a model
+            /// with experts, those of attention and `experts.gate_up_proj` and
+            /// `experts.down_proj`. Otherwise a list of their names in transformers.
             targets: AdapterTargets = adapter_targets(
                 KeyDefault::Default(AdapterTargets::All).or_peft(of.map(|of| of.targets))
             );
@@ -57,7 +58,7 @@ pub(super) struct PeftSettings {
 /// The linears that have an adapter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AdapterTargets {
-    /// All linears of attention and of the MLP.
+    /// All linears of attention and of the MLP, or of attention and of experts.
     #[default]
     All,
     /// These, by their names in transformers.
@@ -67,6 +68,12 @@ pub enum AdapterTargets {
 /// Names of the linears of a layer in most classes of transformers.
 pub(super) const LINEARS: [&str; 7] =
     ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+/// Names of the matrices of all experts of a layer: gates and ups, and those back. PEFT has adapters of
+/// them as parameters, and none of other linears of the MLPs in models with experts.
+pub const EXPERT_MATRICES: [&str; 2] = ["experts.gate_up_proj", "experts.down_proj"];
+/// Names of the linears of a layer with experts that may have an adapter.
+const LINEARS_WITH_EXPERTS: [&str; 6] =
+    ["q_proj", "k_proj", "v_proj", "o_proj", EXPERT_MATRICES[0], EXPERT_MATRICES[1]];
 /// Names of the linears of a layer of GPT-2; both projections back have one name.
 const GPT2_LINEARS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
 
@@ -79,18 +86,24 @@ impl AdapterTargets {
         }
     }
 
-    /// The linears that have an adapter in a model of `family`.
-    pub fn names(&self, family: Family) -> Vec<&'static str> {
-        linears(family).iter().copied().filter(|name| self.has(name)).collect()
+    /// The linears that have an adapter in `model`.
+    pub fn names(&self, model: &ModelConfig) -> Vec<&'static str> {
+        linears(model).iter().copied().filter(|name| self.has(name)).collect()
     }
 }
 
-/// The linears of a layer of a model of `family`.
-pub(super) const fn linears(family: Family) -> &'static [&'static str] {
-    match family {
-        Family::Gpt2 => &GPT2_LINEARS,
-        Family::Llama => &LINEARS,
+/// The linears of a layer of `model` that may have an adapter.
+pub(super) const fn linears(model: &ModelConfig) -> &'static [&'static str] {
+    match (model.family, &model.experts) {
+        (Family::Gpt2, _) => &GPT2_LINEARS,
+        (Family::Llama, None) => &LINEARS,
+        (Family::Llama, Some(_)) => &LINEARS_WITH_EXPERTS,
     }
+}
+
+/// The linears of a layer of any model.
+fn all_linears() -> impl Iterator<Item = &'static str> + Clone {
+    LINEARS.into_iter().chain(EXPERT_MATRICES).chain(GPT2_LINEARS)
 }
 
 impl Serialize for AdapterTargets {
@@ -111,7 +124,7 @@ impl<T> KeyDefault<T> {
 
 /// The linear with this name, and its place in the order of a layer.
 pub(super) fn known_linear(name: &str) -> Option<(usize, &'static str)> {
-    LINEARS.into_iter().chain(GPT2_LINEARS).enumerate().find(|(_, known)| *known == name)
+    all_linears().enumerate().find(|(_, known)| *known == name)
 }
 
 impl Section<'_, '_> {
@@ -141,13 +154,12 @@ fn targets(reader: &ConfigReader, node: &Node) -> ParseResult<AdapterTargets> {
             return Err(Complaint { message, help: help() });
         }
     };
-    let all = || LINEARS.into_iter().chain(GPT2_LINEARS);
     let mut names = Vec::new();
     for item in items {
         let name = reader.item(item).string()?;
-        let Some(known) = all().find(|known| *known == name) else {
+        let Some(known) = all_linears().find(|known| *known == name) else {
             let message = format!("no linear has the name {}", foreign(quoted(&name)));
-            let near = nearest(&name, all());
+            let near = nearest(&name, all_linears());
             let help = match near.is_empty() {
                 true => format!("the names are {}", ticked(&LINEARS)),
                 false => format!("did you mean {}?", ticked(&near)),

@@ -1,6 +1,6 @@
 //! Rules about the keys of adapters, which `checks` applies.
 
-use super::adapter::{LINEARS, linears};
+use super::adapter::{EXPERT_MATRICES, linears};
 use super::checks::{Checks, Clash};
 use super::reading::{Violation, ticked};
 use super::{Adapter, AdapterTargets, Config, Transfer};
@@ -31,41 +31,38 @@ impl Checks<'_> {
     pub(super) fn linears_of_adapters(&self) -> Option<Violation> {
         let Adapter::Lora { targets, .. } = &self.config.adapter else { return None };
         let model = &self.config.model;
-        let known = linears(model.family);
+        let known = linears(model);
         if let AdapterTargets::Listed(names) = targets
             && let Some(strange) = names.iter().find(|name| !known.contains(name))
         {
             return Some(Violation {
-                message: format!("the layers of this model have no linear `{strange}`"),
-                help: format!("its linears are {}", ticked(known)),
+                message: format!("onebox has no adapter of the linear `{strange}` in this model"),
+                help: format!("set `adapter.targets` to linears such as {}", ticked(known)),
                 values: vec![("adapter.targets", format!("`{strange}`"))],
             });
         }
-        let of_mlp = LINEARS[4..].iter().any(|name| targets.has(name));
-        (model.experts.is_some() && of_mlp).then(|| Violation {
-            message: "onebox has no adapters of experts, and of the MLP of a model with experts"
-                .into(),
-            help: format!(
-                "set `adapter.targets` to linears of attention: {}",
-                ticked(&LINEARS[..4])
-            ),
-            values: vec![
-                ("adapter.targets", "linears of the MLP".into()),
-                ("model.experts", "experts".into()),
-            ],
-        })
+        None
     }
 
-    /// Requires that a rank is smaller than the matrices.
+    /// Requires that a rank is at most the sizes of the matrices with adapters.
     pub(super) fn rank_of_adapters(&self) -> Option<Violation> {
-        let Adapter::Lora { rank, .. } = self.config.adapter else { return None };
-        let m = &self.config.model;
+        let Adapter::Lora { rank, targets, .. } = &self.config.adapter else { return None };
+        let (rank, m) = (*rank, &self.config.model);
+        let names = targets.names(m);
+        let has = |some: &[&str]| names.iter().any(|name| some.contains(name));
+        let of_experts = m.experts.as_ref().map_or(m.ffn_hidden, |experts| experts.ffn_hidden);
         let sizes = [
-            ("model.hidden", m.hidden),
-            ("model.kv_heads", m.kv_heads * m.head_dim),
-            ("model.ffn_hidden", m.ffn_hidden),
+            (true, "model.hidden", m.hidden),
+            (has(&["k_proj", "v_proj"]), "model.kv_heads", m.kv_heads * m.head_dim),
+            (
+                has(&["gate_proj", "up_proj", "down_proj", "c_fc", "c_proj"]),
+                "model.ffn_hidden",
+                m.ffn_hidden,
+            ),
+            (has(&EXPERT_MATRICES), "model.experts.ffn_hidden", of_experts),
         ];
-        let (key, least) = sizes.into_iter().min_by_key(|(_, size)| *size)?;
+        let sizes = sizes.into_iter().filter(|(adapted, ..)| *adapted);
+        let (key, least) = sizes.map(|(_, key, size)| (key, size)).min_by_key(|(_, size)| *size)?;
         (rank > least).then(|| Violation {
             message: format!("a matrix of this model has {least} rows or columns, and an adapter of rank {rank} is larger than it"),
             help: format!("set `adapter.rank` to at most {least}"),

@@ -64,7 +64,7 @@ mod tests;
 
 pub use self::device::{DeviceConfig, LoadDistribution};
 pub use activations::{Activations, KeptBlocks};
-pub use adapter::{Adapter, AdapterTargets};
+pub use adapter::{Adapter, AdapterTargets, EXPERT_MATRICES};
 pub use box_schema::{
     BoxConfig, GpuConfig, HostConfig, MEASURED_OPS, MeasuredConfig, ResidualConfig,
 };

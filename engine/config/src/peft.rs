@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Settings of PEFT that change what an adapter computes, with the values that onebox has.
-const NOT_BUILT: [(&str, &[&str]); 18] = [
+const NOT_BUILT: [(&str, &[&str]); 17] = [
     ("use_dora", &["false"]),
     ("bias", &["\"none\""]),
     ("lora_bias", &["false"]),
@@ -17,7 +17,6 @@ const NOT_BUILT: [(&str, &[&str]); 18] = [
     ("rank_pattern", &["{}"]),
     ("layers_to_transform", &["[]"]),
     ("modules_to_save", &["[]"]),
-    ("target_parameters", &["[]"]),
     ("trainable_token_indices", &["[]"]),
     ("layer_replication", &["[]"]),
     ("exclude_modules", &["[]"]),
@@ -93,30 +92,41 @@ fn settings(text: &str) -> Result<PeftSettings, String> {
                 .into(),
         );
     };
+    let listed = |key: &str| match get(key) {
+        Some(Value::Array(names)) => linears(key, names),
+        None => Ok(Vec::new()),
+        Some(_) => Err(format!("its `{key}` is no list of names")),
+    };
     let targets = match get("target_modules") {
         Some(Value::String(all)) if all == "all-linear" => AdapterTargets::All,
-        Some(Value::Array(names)) => AdapterTargets::Listed(linears(names)?),
-        _ => return Err("its `target_modules` is no list of names".into()),
+        _ => {
+            let mut all = [listed("target_modules")?, listed("target_parameters")?].concat();
+            if all.is_empty() {
+                return Err("its `target_modules` has no names".into());
+            }
+            all.sort_by_key(|(place, _)| *place);
+            all.dedup();
+            AdapterTargets::Listed(all.into_iter().map(|(_, name)| name).collect())
+        }
     };
     let rank_stabilized = get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
     Ok(PeftSettings { rank: rank as usize, alpha, rank_stabilized, targets })
 }
 
-/// The linears of a list, in the order of a layer. PEFT writes the list in any order.
-fn linears(names: &[Value]) -> Result<Vec<&'static str>, String> {
+/// The linears of the list at `key`, each with its place in the order of a layer. PEFT writes the list
+/// in any order.
+fn linears(key: &str, names: &[Value]) -> Result<Vec<(usize, &'static str)>, String> {
     let linear = |name: &Value| {
-        let known = name.as_str().and_then(|name| known_linear(name.rsplit('.').next()?));
+        let last = name.as_str().and_then(|name| name.rsplit('.').next());
+        let known = match key {
+            "target_parameters" => last.and_then(|name| known_linear(&format!("experts.{name}"))),
+            _ => last.and_then(known_linear),
+        };
         known.ok_or_else(|| {
-            format!(
-                "its `target_modules` has {}, which is no linear of attention or an MLP",
-                foreign(name)
-            )
+            format!("its `{key}` has {}, which is no linear of attention or an MLP", foreign(name))
         })
     };
-    let mut found = names.iter().map(linear).collect::<Result<Vec<_>, _>>()?;
-    found.sort_by_key(|(place, _)| *place);
-    found.dedup();
-    Ok(found.into_iter().map(|(_, name)| name).collect())
+    names.iter().map(linear).collect()
 }
 
 #[cfg(test)]
@@ -139,6 +149,11 @@ mod tests {
         assert_eq!(settings(&text("")), Ok(wanted.clone()));
         let plain = text(", \"use_dora\": false, \"bias\": \"none\", \"modules_to_save\": null");
         assert_eq!(settings(&plain), Ok(wanted));
+        let of_experts = ["mlp.experts.gate_up_proj", "down_proj"];
+        let more = format!(", \"target_parameters\": {of_experts:?}");
+        let wanted = ["q_proj", "v_proj", "experts.gate_up_proj", "experts.down_proj"];
+        let found = settings(&text(&more)).unwrap();
+        assert_eq!(found.targets, AdapterTargets::Listed(wanted.to_vec()));
         for (more, why) in [
             (", \"use_dora\": true", "no adapters with `use_dora` true"),
             (", \"modules_to_save\": [\"lm_head\"]", "`modules_to_save` [\"lm_head\"]"),
@@ -150,6 +165,8 @@ mod tests {
             (", \"peft_type\": \"IA3\"", "`peft_type` is IA3"),
             (", \"target_modules\": [\"lm_head\"]", "which is no linear"),
             (", \"target_modules\": \".*\"", "no list of names"),
+            (", \"target_parameters\": [\"mlp.gate.weight\"]", "`target_parameters` has"),
+            (", \"target_modules\": []", "`target_modules` has no names"),
         ] {
             let found = settings(&text(more)).unwrap_err();
             assert!(found.contains(why), "{found}");

@@ -119,7 +119,7 @@ pub fn shape(config: &Config) -> DecoderShape {
         partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
         dropout: m.dropout,
         init_std: f64::from(m.init_std),
-        trained: trained(&config.adapter),
+        trained: trained(&config.adapter, &config.model),
     }
 }
 

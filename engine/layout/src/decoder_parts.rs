@@ -1,7 +1,7 @@
 //! Parts and kinds of layers of the decoder that a config describes.
 
 use config::layer_pattern::{UNROTATED, WINDOWED};
-use config::{Adapter, Family, ModelConfig, RopeConfig, decimal};
+use config::{Adapter, EXPERT_MATRICES, Family, ModelConfig, RopeConfig, decimal};
 use device::{Dtype, Gate};
 use half::{bf16, f16};
 use std::sync::Arc;
@@ -121,22 +121,25 @@ pub(crate) fn experts(m: &ModelConfig) -> Option<ExpertsShape> {
     })
 }
 
-/// The parameters that a run with `adapter` trains.
-pub(crate) fn trained(adapter: &Adapter) -> TrainedParams {
+/// The parameters of `model` that a run with `adapter` trains.
+pub(crate) fn trained(adapter: &Adapter, model: &ModelConfig) -> TrainedParams {
     let Adapter::Lora { rank, alpha, rank_stabilized, ref targets, .. } = *adapter else {
         return TrainedParams::All;
     };
     let divisor = if rank_stabilized { (rank as f64).sqrt() } else { rank as f64 };
-    let has = |names: [&str; 2]| names.iter().any(|name| targets.has(name));
+    let names = targets.names(model);
+    let has = |any: [&str; 2]| any.iter().any(|name| names.contains(name));
     // The second name is that of GPT-2, which has no gate.
     let targets = AdapterTargets {
         query: has(["q_proj", "c_attn"]),
-        key: targets.has("k_proj"),
-        value: targets.has("v_proj"),
+        key: names.contains(&"k_proj"),
+        value: names.contains(&"v_proj"),
         output: has(["o_proj", "c_proj"]),
-        gate: targets.has("gate_proj"),
+        gate: names.contains(&"gate_proj"),
         up: has(["up_proj", "c_fc"]),
         down: has(["down_proj", "c_proj"]),
+        experts_gate_up: names.contains(&EXPERT_MATRICES[0]),
+        experts_down: names.contains(&EXPERT_MATRICES[1]),
     };
     TrainedParams::Adapters(AdapterShape { rank, scale: decimal(alpha) / divisor, targets })
 }

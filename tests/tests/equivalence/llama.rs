@@ -8,7 +8,7 @@
 
 mod balance;
 pub(crate) mod packed;
-mod tensors;
+pub(crate) mod tensors;
 
 use checkpoint::hugging_face::{Folder, ModelExport, Numbers, PretrainedWeights, export};
 use checkpoint::{Checkpoint, RunFolder};

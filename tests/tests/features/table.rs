@@ -164,7 +164,6 @@ pub(super) const REFUSALS: &[([&str; 2], &str)] = &[
     (["selective recomputation", "partitioned checkpoints"], "no block is recomputed"),
     (["sequence parallelism", "partitioned checkpoints"], "splits the checkpoints"),
     (["fp8", "experts"], "onebox has no fp8 matmuls of experts"),
-    (["experts", ADAPTERS], "onebox has no adapters of experts"),
     ([ADAPTERS, BLOCKING], "frozen weights have no blocking transfers"),
     ([BLOCKING, "activation tiers"], "activations move to the host beside other blocks"),
     (["selective recomputation", "activation tiers"], "no block is recomputed"),

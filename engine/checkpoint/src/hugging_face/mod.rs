@@ -11,6 +11,7 @@ mod names;
 mod numbers;
 mod parameters;
 mod peft;
+mod peft_tensors;
 mod row_place;
 mod tensors;
 mod untrained;

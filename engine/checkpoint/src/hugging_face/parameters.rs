@@ -24,7 +24,7 @@ pub(super) struct ModelParameters<'a> {
 struct MergedBase<'a> {
     base: &'a PretrainedWeights,
     /// Numbers of the factors in the checkpoint, by the name of their linear.
-    factors: BTreeMap<&'a str, [usize; 2]>,
+    factors: BTreeMap<String, [usize; 2]>,
     /// Factor of the adapters' outputs.
     scale: f64,
 }
@@ -41,11 +41,11 @@ impl<'a> ModelParameters<'a> {
         let adapters = decoder.shape().adapters();
         assert_eq!(adapters.is_some(), base.is_some(), "adapters are merged into their base");
         let merged = adapters.zip(base).map(|(adapters, base)| {
-            let mut factors: BTreeMap<&str, [usize; 2]> = BTreeMap::new();
+            let mut factors: BTreeMap<String, [usize; 2]> = BTreeMap::new();
             let trained = decoder.segments().iter().flat_map(|layout| &layout.params);
             for (number, param) in trained.enumerate() {
                 for (which, factor) in FACTORS.into_iter().enumerate() {
-                    if let Some(linear) = linear_of(&param.name, factor) {
+                    for linear in linears_of(&param.name, factor) {
                         factors.entry(linear).or_default()[which] = number;
                     }
                 }
@@ -71,9 +71,14 @@ impl<'a> ModelParameters<'a> {
     }
 }
 
-/// The linear of a factor: `h.0.attn.q` of `h.0.attn.q.lora_a`.
-fn linear_of<'a>(name: &'a str, factor: &str) -> Option<&'a str> {
-    name.strip_suffix(factor)?.strip_suffix('.')
+/// The linears of a factor: `h.0.attn.q` of `h.0.attn.q.lora_a`. Gate and up of an expert have one
+/// first factor.
+fn linears_of(name: &str, factor: &str) -> Vec<String> {
+    let linear = name.strip_suffix(factor).and_then(|name| name.strip_suffix('.'));
+    match linear.and_then(|linear| linear.strip_suffix(".gate_up")) {
+        Some(expert) => ["gate", "up"].map(|part| format!("{expert}.{part}")).to_vec(),
+        None => linear.map(str::to_owned).into_iter().collect(),
+    }
 }
 
 /// Reads a whole tensor of a checkpoint.
@@ -115,7 +120,10 @@ mod tests {
         // Two rows of three; rank 2.
         merge(&mut w, 3, [&a, &b], 0.5);
         assert_eq!(w, [1.5, 3.0, 5.0, 4.0, 6.5, 7.5]);
-        assert_eq!(linear_of("h.0.attn.q.lora_a", FACTORS[0]), Some("h.0.attn.q"));
-        assert_eq!(linear_of("h.0.attn.q.lora_a", FACTORS[1]), None);
+        assert_eq!(linears_of("h.0.attn.q.lora_a", FACTORS[0]), ["h.0.attn.q"]);
+        assert!(linears_of("h.0.attn.q.lora_a", FACTORS[1]).is_empty());
+        let expert = "h.0.moe.experts.3.gate_up.lora_a";
+        let linears = ["h.0.moe.experts.3.gate", "h.0.moe.experts.3.up"];
+        assert_eq!(linears_of(expert, FACTORS[0]), linears);
     }
 }

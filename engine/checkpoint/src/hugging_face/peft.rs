@@ -2,15 +2,17 @@
 //! `PeftModel.from_pretrained`.
 
 use super::export_error::ExportError;
-use super::names::{HEAD, Names};
+use super::names::Names;
 use super::numbers::Numbers;
 use super::parameters::read;
+use super::peft_tensors::{PeftTensor, tensors};
 use super::tensors::widen;
 use super::write::{ModelExport, cannot_write, in_new_folder, write_small};
 use super::{FolderError, config_json};
 use crate::Checkpoint;
 use crate::header::{self, HeaderEntry};
-use config::{Adapter, Family, ModelConfig};
+use config::transformers::ModelClass;
+use config::{Adapter, EXPERT_MATRICES, Family, ModelConfig};
 use files::durable::create_new;
 use files::foreign_text::foreign;
 use files::hub::name_of_snapshot;
@@ -21,12 +23,7 @@ use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
-use tensor_parallel::{Decoder, FACTORS, Param};
-
-/// Names of the factors in PEFT, in the order of [`FACTORS`].
-const PEFT_FACTORS: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
-/// Prefix of all names in PEFT's files.
-const PREFIX: &str = "base_model.model.";
+use tensor_parallel::{Decoder, DecoderShape};
 
 /// Files of a tokenizer and its chat template, which a folder of PEFT may have.
 const OF_TOKENIZER: [&str; 5] = [
@@ -52,15 +49,18 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
         config_json::description(&model.config.model, Numbers::F32.of_torch(), came, false);
     let class = described.map_err(|why| FolderError::refused(out, why))?.class;
     let decoder = &model.built.decoder;
-    if has_fused(Names::of(shape, class, false), decoder) {
+    let tensors = tensors(names_in_peft(shape, class), decoder);
+    if has_fused(&tensors) {
         let why = format!("{FUSED}. Export the merged model with --to safetensors --merge");
         return Err(FolderError::refused(model.checkpoint.path(), why).into());
     }
-    let names = Names::of(shape, class, false);
     // PEFT writes an empty name for a base that is in no folder, such as random weights.
     let from = model.config.model.pretrained().unwrap_or_default();
     let base = name_of_snapshot(Path::new(from)).unwrap_or_else(|| from.to_owned());
-    let config = json!({
+    let names = targets.names(&model.config.model);
+    let (of_experts, linears): (Vec<&str>, Vec<&str>) =
+        names.into_iter().partition(|name| EXPERT_MATRICES.contains(name));
+    let mut config = json!({
         "base_model_name_or_path": base,
         "bias": "none",
         "fan_in_fan_out": family == Family::Gpt2,
@@ -70,16 +70,18 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
         "lora_dropout": 0.0,
         "peft_type": "LORA",
         "r": rank,
-        "target_modules": targets.names(family),
+        "target_modules": linears,
         "task_type": "CAUSAL_LM",
         "use_rslora": rank_stabilized,
     });
+    if !of_experts.is_empty() {
+        let names: Vec<String> = of_experts.iter().map(|name| format!("mlp.{name}")).collect();
+        config["target_parameters"] = json!(names);
+    }
     in_new_folder(out, |folder| {
         let mut files = vec![WEIGHTS_OF_ADAPTER.to_owned()];
-        let params = model.built.decoder.segments().iter().flat_map(|layout| &layout.params);
-        let params: Vec<&Param> = params.collect();
-        write_factors(model.checkpoint, &params, names, &folder.join(WEIGHTS_OF_ADAPTER))?;
-        read_back(model, folder, &params)?;
+        write_factors(model.checkpoint, &tensors, &folder.join(WEIGHTS_OF_ADAPTER))?;
+        read_back(model, folder)?;
         let text = format!("{config:#}\n");
         write_small(folder, CONFIG_OF_ADAPTER, text.as_bytes(), &mut files)?;
         if let Some(bytes) = model.tokenizer {
@@ -95,18 +97,23 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
 }
 
 /// Whether an adapter stands beside a part of a tensor of transformers.
-fn has_fused(names: Names, decoder: &Decoder) -> bool {
-    let mut params = decoder.segments().iter().flat_map(|layout| &layout.params);
-    params.any(|param| {
-        let name = name_in_peft(names, param);
-        ["qkv_proj", "gate_up_proj"].iter().any(|fused| name.contains(fused))
-    })
+fn has_fused(tensors: &[PeftTensor<'_>]) -> bool {
+    tensors
+        .iter()
+        .any(|tensor| ["qkv_proj", "gate_up_proj"].iter().any(|fused| tensor.name.contains(fused)))
+}
+
+/// Names of the modules that PEFT wraps: the classes of transformers have fused experts, in whatever
+/// form a folder has them.
+fn names_in_peft(shape: &DecoderShape, class: ModelClass) -> Names {
+    Names::of(shape, class, true)
 }
 
 /// Reads the factors as a run would that starts from them, and compares them with the checkpoint.
-fn read_back(model: &ModelExport<'_>, folder: &Path, params: &[&Param]) -> Result<(), ExportError> {
+fn read_back(model: &ModelExport<'_>, folder: &Path) -> Result<(), ExportError> {
     let written = read_adapters(folder, &model.config.model, &model.built.decoder)?;
-    for (number, param) in params.iter().enumerate() {
+    let params = model.built.decoder.segments().iter().flat_map(|layout| &layout.params);
+    for (number, param) in params.enumerate() {
         let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         if bits(&written[&param.name]) != bits(&read(model.checkpoint, number)?) {
             let (path, tensor) = (folder.to_owned(), param.name.clone());
@@ -116,38 +123,30 @@ fn read_back(model: &ModelExport<'_>, folder: &Path, params: &[&Param]) -> Resul
     Ok(())
 }
 
-/// Name of a factor in PEFT's file.
-fn name_in_peft(names: Names, param: &Param) -> String {
-    let of_factor = FACTORS.iter().zip(PEFT_FACTORS).find_map(|(ours, theirs)| {
-        let linear = param.name.strip_suffix(ours)?;
-        let weight = names.whole(&format!("{linear}weight"));
-        Some(format!("{PREFIX}{}{theirs}", weight.strip_suffix("weight")?))
-    });
-    assert_ne!(param.name, HEAD, "the output projection has no adapter");
-    of_factor.unwrap_or_else(|| unreachable!("{} is a factor of an adapter", param.name))
-}
-
 fn write_factors(
     from: &Checkpoint,
-    params: &[&Param],
-    names: Names,
+    tensors: &[PeftTensor<'_>],
     path: &Path,
 ) -> Result<(), ExportError> {
     let failed = cannot_write(path);
-    let entry = |param: &&Param| HeaderEntry {
-        name: name_in_peft(names, param),
+    let entry = |PeftTensor { name, shape: (rows, columns), .. }: &PeftTensor<'_>| HeaderEntry {
+        name: name.clone(),
         dtype: Numbers::F32.name().into(),
-        shape: param.dimensions(),
-        bytes: Numbers::F32.width() * param.global_len() as u64,
+        shape: vec![*rows, *columns],
+        bytes: Numbers::F32.width() * (rows * columns) as u64,
     };
     let torch = Map::from_iter([("__metadata__".into(), json!({ "format": "pt" }))]);
     let file = create_new(path).map_err(&failed)?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
-    let header = header::of_entries(torch, params.iter().map(entry));
+    let header = header::of_entries(torch, tensors.iter().map(entry));
     file.write_all(&header).map_err(&failed)?;
-    for number in 0..params.len() {
+    for tensor in tensors {
+        let mut whole = vec![0.0; tensor.shape.0 * tensor.shape.1];
+        for factor in &tensor.factors {
+            factor.put(&read(from, factor.number)?, tensor, &mut whole);
+        }
         let mut bytes = Vec::new();
-        read(from, number)?.into_iter().for_each(|x| Numbers::F32.write(x, &mut bytes));
+        whole.into_iter().for_each(|x| Numbers::F32.write(x, &mut bytes));
         file.write_all(&bytes).map_err(&failed)?;
     }
     file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&failed)?;
@@ -178,8 +177,8 @@ pub fn read_adapters(
     let entries = header::decode(&bytes[..header], bytes.len() as u64).map_err(refused)?;
     let class = config_json::description(model, Numbers::F32.of_torch(), None, false);
     let class = class.map_err(refused)?.class;
-    let names = Names::of(decoder.shape(), class, false);
-    if has_fused(names, decoder) {
+    let tensors = tensors(names_in_peft(decoder.shape(), class), decoder);
+    if has_fused(&tensors) {
         return Err(refused(format!("{FUSED}. Start without `adapter.from`")));
     }
     let mut found = BTreeMap::new();
@@ -191,25 +190,27 @@ pub fn read_adapters(
         found.insert(name, entry);
     }
     let mut factors = BTreeMap::new();
-    for param in decoder.segments().iter().flat_map(|layout| &layout.params) {
-        let name = name_in_peft(names, param);
-        let Some(entry) = found.remove(&name) else {
+    for tensor in &tensors {
+        let PeftTensor { name, shape: (rows, columns), .. } = tensor;
+        let Some(entry) = found.remove(name) else {
             return Err(refused(format!("it has no `{name}`, which an adapter of this model has")));
         };
-        let wanted = param.dimensions();
+        let wanted = [*rows, *columns];
         if entry.shape != wanted || !["F32", "F16", "BF16"].contains(&entry.dtype.as_str()) {
             let (dtype, shape) = (&entry.dtype, &entry.shape);
             let why = format!("`{name}` is {dtype} {shape:?}, not F32, F16 or BF16 {wanted:?}");
             return Err(refused(why));
         }
-        let mut values = vec![0.0; param.global_len()];
+        let mut values = vec![0.0; rows * columns];
         let start = entry.at as usize;
         let end = start + values.len() * entry.width() as usize;
         widen(&entry.dtype, &bytes[start..end], &mut values);
         if let Some(x) = values.iter().find(|x| !x.is_finite()) {
             return Err(refused(format!("`{name}` has a {x}")));
         }
-        factors.insert(param.name.clone(), values.into());
+        for factor in &tensor.factors {
+            factors.insert(factor.param.name.clone(), factor.values(tensor, &values).into());
+        }
     }
     match found.keys().next() {
         Some(strange) => {

@@ -54,11 +54,11 @@ impl GroupedTensors {
         }
     }
 
-    /// The three forms, and at last the sum of a gradient and the old one.
-    pub(crate) fn ops(self) -> [Op; 4] {
+    /// Each of the three forms, and then the same form whose result is added to the old one.
+    pub(crate) fn ops(self) -> [Op; 6] {
         let Self { of_n, of_k, apart: experts, c_n, c_k, gradients, offsets } = self;
-        let of = |form, a, c| {
-            let (b, c, add) = (None, Some(c), false);
+        let of = |form, a, c, add| {
+            let (b, c) = (None, Some(c));
             Op::GroupedGemm { form, a, b, c, experts, offsets, add }
         };
         let gradient = |add| {
@@ -66,8 +66,10 @@ impl GroupedTensors {
             Op::GroupedGemm { form, a, b, c, experts: gradients, offsets, add }
         };
         [
-            of(GroupedForm::Forward, of_k, c_n),
-            of(GroupedForm::InputGradient, of_n, c_k),
+            of(GroupedForm::Forward, of_k, c_n, false),
+            of(GroupedForm::Forward, of_k, c_n, true),
+            of(GroupedForm::InputGradient, of_n, c_k, false),
+            of(GroupedForm::InputGradient, of_n, c_k, true),
             gradient(false),
             gradient(true),
         ]

@@ -15,7 +15,7 @@ const GEMMA_NORMS: [(&str, &str); 4] = [
 ];
 
 /// Number of experts of a layer of `model`.
-fn experts_of(model: &str) -> usize {
+pub(crate) fn experts_of(model: &str) -> usize {
     if model == "mixtral" { 6 } else { 8 }
 }
 
@@ -32,7 +32,7 @@ fn linear(ours: &str) -> String {
 
 /// Name in transformers of the tensor `ours` of `model`. A matrix of an expert has its own name, as
 /// in a folder with one tensor for each.
-pub(super) fn theirs(model: &str, ours: &str) -> String {
+pub(crate) fn theirs(model: &str, ours: &str) -> String {
     if let Some((layer, part)) = ours.split_once(".moe.") {
         let layer = layer.replacen("h.", "model.layers.", 1);
         let Some(part) = part.strip_prefix("experts.") else {
@@ -88,7 +88,7 @@ pub(super) fn is_stack(name: &str) -> bool {
 
 /// Adds the matrices of each expert under their names: of the tensors of all experts of a layer,
 /// the gates, the ups and the projections back, and those that Mixtral calls otherwise.
-fn split_experts(all: &mut Fixture, count: usize) {
+pub(crate) fn split_experts(all: &mut Fixture, count: usize) {
     let stacks: Vec<String> = all.0.keys().filter(|name| is_stack(name)).cloned().collect();
     for name in stacks {
         let values = all.0[&name].clone();

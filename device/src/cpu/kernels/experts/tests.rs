@@ -262,8 +262,8 @@ impl Operands {
         self.offsets.len() - 1
     }
 
-    /// The results of the three forms; the last without and with the old matrices.
-    fn results(&self) -> [Vec<f64>; 4] {
+    /// The results of the three forms, then the same added to old results.
+    fn results(&self) -> [Vec<f64>; 6] {
         let (n, k) = self.shape;
         let rows = self.of_n.len() / n;
         let expert = |row: usize| self.offsets.iter().rposition(|at| *at as usize <= row);
@@ -278,18 +278,22 @@ impl Operands {
                 gradient[at + i * k + j] += self.of_n[row * n + i] * self.of_k[row * k + j];
             }
         }
-        let added = gradient.iter().zip(&self.matrices).map(|(x, y)| x + y).collect();
-        [forward, input, gradient, added]
+        let sum = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x + y).collect();
+        let old = [&forward, &input].map(|new| noise(4, new.len()));
+        let added = [sum(&forward, &old[0]), sum(&input, &old[1]), sum(&gradient, &self.matrices)];
+        let [of_n, of_k, of_matrices] = added;
+        [forward, input, gradient, of_n, of_k, of_matrices]
     }
 
     /// The same results by the op, with `gap` elements between matrices where the form allows it.
-    fn computed(&self, dtype: Dtype, threads: usize, gap: usize) -> [Vec<f64>; 4] {
+    fn computed(&self, dtype: Dtype, threads: usize, gap: usize) -> [Vec<f64>; 6] {
         let ((n, k), count, mut rig) = (self.shape, self.count(), Rig::new(threads));
         let rows = self.of_n.len() / n;
         let offsets = rig.put_ints(&self.offsets);
         let of_n = rig.put(dtype, (rows, n), &self.of_n);
         let of_k = rig.put(dtype, (rows, k), &self.of_k);
         let (c_n, c_k) = (rig.out(dtype, (rows, n)), rig.out(dtype, (rows, k)));
+        let [old_n, old_k] = [n, k].map(|of| rig.put(dtype, (rows, of), &noise(4, rows * of)));
         let mut apart: Vec<f64> = Vec::new();
         for matrix in self.matrices.chunks(n * k) {
             // Numbers that belong to no matrix.
@@ -299,17 +303,14 @@ impl Operands {
         }
         let all = rig.put(dtype, (1, apart.len()), &apart);
         let experts = ExpertWeights { all, shape: (n, k), count, stride: n * k + gap };
-        let of = |form, a, c| Op::GroupedGemm {
-            form,
-            a,
-            b: None,
-            c: Some(c),
-            experts,
-            offsets,
-            add: false,
+        let of = |form, a, c, add| {
+            let (b, c) = (None, Some(c));
+            Op::GroupedGemm { form, a, b, c, experts, offsets, add }
         };
-        rig.run(&of(GroupedForm::Forward, of_k, c_n));
-        rig.run(&of(GroupedForm::InputGradient, of_n, c_k));
+        for (c_n, c_k, add) in [(c_n, c_k, false), (old_n, old_k, true)] {
+            rig.run(&of(GroupedForm::Forward, of_k, c_n, add));
+            rig.run(&of(GroupedForm::InputGradient, of_n, c_k, add));
+        }
         let mut gradient = |add: bool| {
             // Stale elements that no sum may keep, or old matrices to which sums are added.
             let old = if add { self.matrices.clone() } else { vec![77.0; count * n * k] };
@@ -320,7 +321,8 @@ impl Operands {
             rig.get(all)
         };
         let (gradient, added) = (gradient(false), gradient(true));
-        [rig.get(c_n), rig.get(c_k), gradient, added]
+        let [c_n, c_k, old_n, old_k] = [c_n, c_k, old_n, old_k].map(|c| rig.get(c));
+        [c_n, c_k, gradient, old_n, old_k, added]
     }
 }
 
@@ -352,7 +354,7 @@ fn grouped_matmuls_are_the_formula_for_every_form_and_type() {
 #[test]
 fn an_expert_without_rows_has_no_gradient() {
     let operands = Operands::new(&[0, 0, 4, 4], 6, 8);
-    let [_, _, gradient, added] = operands.computed(Dtype::F32, 1, 0);
+    let [_, _, gradient, _, _, added] = operands.computed(Dtype::F32, 1, 0);
     for expert in [0, 2] {
         let of = expert * 48..(expert + 1) * 48;
         assert_eq!(gradient[of.clone()], [0.0; 48]);
