@@ -5,6 +5,7 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 mod experts;
+mod folders;
 
 use crate::llama::packed::cut;
 use crate::llama::tensors;

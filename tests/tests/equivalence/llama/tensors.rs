@@ -82,7 +82,7 @@ pub(super) fn load(model: &str) -> Fixture {
 }
 
 /// Whether a name is that of the tensor of all experts of a layer.
-pub(super) fn is_stack(name: &str) -> bool {
+pub(crate) fn is_stack(name: &str) -> bool {
     [".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"].iter().any(|end| name.ends_with(end))
 }
 
