@@ -12,6 +12,7 @@ import sys
 import tempfile
 import warnings
 
+import peft
 import torch
 import transformers
 from safetensors import safe_open
@@ -26,6 +27,8 @@ WRAPPERS = {
     "mistral3-wrapper": ("Mistral3", "ministral3", ("vision_tower", "multi_modal_projector")),
     "mistral3-of-mistral": ("Mistral3", "mistral", ("vision_tower", "multi_modal_projector")),
 }
+# Classes of which adapters are trained, too. PEFT has no adapters for the joined linears of Phi-3.
+ADAPTED = {f"{name}-lora": name for name in CLASSES if name not in ("chat", "phi3")}
 # Tokens of a sample: more than the window of 5 tokens, and no more than the least limit of a class.
 LENGTH = 16
 # Samples of the validation set, whose number is no multiple of the batch.
@@ -41,7 +44,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     ap.add_argument("run", type=pathlib.Path, nargs="?", help="a run to compare; without it, a small model of every class")
     ap.add_argument("--onebox", default="target/release/onebox")
-    ap.add_argument("--only", action="append", choices=[*CLASSES, *WRAPPERS], help="check this class only; may be given several times")
+    ap.add_argument("--only", action="append", choices=[*CLASSES, *WRAPPERS, *ADAPTED], help="check this class only; may be given several times")
     ap.add_argument("--prompts", type=int, default=16)
     ap.add_argument("--tokens", type=int, default=32)
     ap.add_argument("--tolerance", type=float, default=1e-4)
@@ -61,7 +64,7 @@ def main():
         print(words)
         return 0 if good else 1
     wrong = []
-    for name in args.only or [*CLASSES, *WRAPPERS]:
+    for name in args.only or [*CLASSES, *WRAPPERS, *ADAPTED]:
         with tempfile.TemporaryDirectory() as folder:
             good, words = of_class(onebox, args, name, pathlib.Path(folder))
         print(f"{name}: {words}: {'ok' if good else 'NO'}", flush=True)
@@ -87,9 +90,10 @@ def of_run(onebox, args):
 
 
 def of_class(onebox, args, name, work):
-    """Whether the export of a trained model of a class is the run's model, and in which respects."""
+    """Whether the export of a trained model of a class, or of its adapters, is the run's model, and in which respects."""
     folder, run, out = work / "model", work / "run", work / "out"
-    parts = write_model(name, folder)
+    adapted = name in ADAPTED
+    parts = write_model(ADAPTED.get(name, name), folder)
     vocab = json.loads((folder / "config.json").read_text())
     vocab = vocab.get("text_config", vocab)["vocab_size"]
     rng = random.Random(1)
@@ -102,7 +106,7 @@ def of_class(onebox, args, name, work):
     parallel: (tensor: 2),
     precision: Fp32,
     model: (from: "model", seq_len: {LENGTH}),
-    optimizer: (lr: 3e-3),
+    {"adapter: Lora(rank: 4, alpha: 8), optimizer: (lr: 3e-2)" if adapted else "optimizer: (lr: 3e-3)"},
     schedule: (kind: Constant, warmup_steps: 0),
     batch: (global: 4, micro: 2),
     data: (train: "train.bin", validation: "held-out.bin", format: U16{tokenizer}),
@@ -113,7 +117,7 @@ def of_class(onebox, args, name, work):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (own,) = (line for line in lines if line["kind"] == "eval")
     assert own["whole"], own
-    onebox("checkpoint", "export", run, out, "--to", "safetensors")
+    onebox("checkpoint", "export", run, out, *(["--to", "safetensors", "--merge"] if adapted else ["--to", "safetensors"]))
     changed = [] if parts is None else other_bytes(folder, out, parts)
     model, said = loaded(out)
     # It says of every folder with LongRoPE, also of those that it writes itself, that another key is better.
@@ -125,6 +129,17 @@ def of_class(onebox, args, name, work):
     other = torch.nn.functional.cross_entropy(logits.flatten(0, 1), samples[:, 1:].flatten()).item()
     apart = abs(own["loss"] - other)
     same, words = compared(onebox, run, model, PROMPTS, LENGTH, False, args)
+    if adapted:
+        onebox("checkpoint", "export", run, work / "peft", "--to", "peft")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            wrapped = peft.PeftModel.from_pretrained(loaded(folder)[0], work / "peft").eval()
+        said += [str(warning.message) for warning in caught]
+        with torch.no_grad():
+            far = (wrapped(samples[:, :-1]).logits.double() - logits).abs().max().item()
+            moved = (loaded(folder)[0](samples[:, :-1]).logits.double() - logits).abs().max().item()
+        same = same and far <= args.tolerance < moved
+        words += f"; PEFT is {far:.1e} apart, and the model without adapters {moved:.1e}"
     words = f"{type(model).__name__}, validation loss {own['loss']:.6f}, {apart:.1e} apart; {words}"
     if changed:
         words += f"; other bytes: {', '.join(changed)}"

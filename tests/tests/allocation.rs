@@ -207,6 +207,7 @@ fn steps_of_a_llama_allocate_nothing_either() {
         &["model.kv_heads=1", GRID[0], "offload.optimizer=Device", "recompute=Block"],
         &[EXPERTS, GRID[0], GRID[1]],
         &[EXPERTS, GRID[0], "parallel.sequence=true", "recompute=Block"],
+        &[EXPERTS, GRID[0], "recompute=Block", "offload.parameters=Host", "adapter=Lora(rank: 4)"],
         &[
             "model.kv_heads=1",
             GRID[0],

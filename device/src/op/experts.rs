@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grouped_matmul_counts_its_rows_and_its_gradient_replaces_every_matrix() {
+    fn a_grouped_matmul_counts_its_rows_and_replaces_or_updates_its_result() {
         let experts = ExpertWeights { all: floats((1, 48)), shape: (4, 6), count: 2, stride: 24 };
         let (a, b, c) = (floats((10, 4)), Some(floats((10, 6))), None);
         let (form, offsets) = (GroupedForm::WeightGradient, ints((1, 3)));
@@ -531,6 +531,11 @@ mod tests {
                 written.extend((mode != Mode::Read).then_some((mode, t.len())));
             });
             assert_eq!(written, [(mode, 48)]);
+            let (form, a, c) = (GroupedForm::Forward, floats((10, 6)), Some(floats((10, 4))));
+            let op = Op::GroupedGemm { form, a, b: None, c, experts, offsets, add };
+            let mut modes = Vec::new();
+            op.accesses(&mut |mode, t| modes.extend((Some(t) == c).then_some(mode)));
+            assert_eq!(modes, [mode]);
         }
     }
 }

@@ -19,11 +19,14 @@ fn host() -> u64 {
     (gpu.parse::<u64>().expect("a number") - WORKSPACE) * 8 / 5
 }
 
-fn config(optimizer: &str, layers: usize) -> Config {
+/// Adapters over weights that are on the host.
+const ADAPTERS: &[&str] = &["adapter=Lora(rank: 2)", "offload.parameters=Host", "offload.ring=2"];
+
+fn config(optimizer: &str, layers: usize, more: &[&str]) -> Config {
     let (optimizer, layers) =
         (format!("offload.optimizer={optimizer}"), format!("model.layers={layers}"));
     let hidden = if host() > 100_000_000 { "model.hidden=128" } else { "model.hidden=64" };
-    on_cuda(tiny(&[
+    let sets = [
         &optimizer,
         &layers,
         hidden,
@@ -35,21 +38,22 @@ fn config(optimizer: &str, layers: usize) -> Config {
         "batch.global=2",
         "train.steps=1",
         "train.checkpoint_overhead=None",
-    ]))
+    ];
+    on_cuda(tiny(&[&sets[..], more].concat()))
 }
 
-fn planned(optimizer: &str, layers: usize) -> Report {
-    let config = config(optimizer, layers);
+fn planned(optimizer: &str, layers: usize, more: &[&str]) -> Report {
+    let config = config(optimizer, layers, more);
     memory_report(&config, &lay_out(&config))
 }
 
 /// Number of blocks of the deepest model that fits both memories.
-fn deepest(optimizer: &str) -> usize {
+fn deepest(optimizer: &str, more: &[&str]) -> usize {
     let fits = |layers: &usize| {
-        let plan = planned(optimizer, *layers);
+        let plan = planned(optimizer, *layers, more);
         plan.fits && plan.host_per_rank.bytes <= host()
     };
-    (1..100).take_while(fits).last().expect("not even one block")
+    (1..1000).take_while(fits).last().expect("not even one block")
 }
 
 fn within_two_percent(what: &str, allocated: u64, planned: u64) {
@@ -102,24 +106,34 @@ pub(super) fn weights_are_written_in_pieces() {
 pub(super) fn is_allocated_as_planned() {
     let mut parameters = Vec::new();
     // The order matters, because the driver reports the peak of all runs so far.
-    for optimizer in ["Host", "Device"] {
-        let layers = deepest(optimizer);
-        let plan = planned(optimizer, layers);
+    for (optimizer, more) in [("Host", ADAPTERS), ("Host", &[]), ("Device", &[])] {
+        let layers = deepest(optimizer, more);
+        let plan = planned(optimizer, layers, more);
         println!("{optimizer}: {layers} blocks, {} parameters", plan.parameters);
         let pinned = fake_cuda::stats().expect("the fake driver").pinned_bytes;
-        let ran = try_run(&config(optimizer, layers), &RunOptions::default());
+        let ran = try_run(&config(optimizer, layers, more), &RunOptions::default());
         assert!(ran.unwrap_or_else(|e| panic!("{e}")).steps[0].loss.is_finite());
         let peak = fake_cuda::memory_use(0).expect("the fake driver").peak;
         let pinned = fake_cuda::stats().expect("the fake driver").pinned_bytes - pinned;
         within_two_percent("GPU", peak, plan.gpu.bytes);
         if plan.host_per_rank.bytes > 1 << 20 {
-            let config = config(optimizer, layers);
+            let config = config(optimizer, layers, more);
             let copied = cuda::pinned_bytes(&lay_out(&config).plan);
-            assert!(copied < plan.host_per_rank.bytes / 2, "states are not pinned");
+            let states_are_small = !more.is_empty();
+            assert!(
+                states_are_small || copied < plan.host_per_rank.bytes / 2,
+                "states are not pinned"
+            );
             assert_eq!(pinned, copied, "bytes of host memory that are pinned");
         }
-        parameters.push(plan.parameters);
-        let more = planned(optimizer, layers + 1);
+        if more.is_empty() {
+            parameters.push(plan.parameters);
+        } else {
+            let (host, frozen) = (plan.host_per_rank.bytes as f64, plan.parameters as f64);
+            println!("{:.3} bytes of the host for each frozen parameter", host / frozen);
+            assert!(host < 2.1 * frozen);
+        }
+        let more = planned(optimizer, layers + 1, more);
         let words = &more.binding.words;
         println!("{words}");
         assert!(more.host_per_rank.bytes > host() || !more.fits && words.contains("MiB wanted"));

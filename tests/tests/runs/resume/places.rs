@@ -84,3 +84,21 @@ fn a_run_goes_on_with_other_tiers_of_activations() {
     let resumed = run(&base, 1, again.path(), Some(open(folder.path(), 3)));
     assert_goes_on_as(&straight, &resumed, 3, "without tiers");
 }
+
+#[test]
+fn a_run_of_adapters_goes_on_at_every_step_and_with_frozen_weights_at_another_place() {
+    let adapters = ["adapter=Lora(rank: 4, alpha: 8)", "optimizer.lr=1e-2", "recompute=Block"];
+    let base = with(&with(BASE, SPARSE), &adapters);
+    let sets = with(&base, &["parallel.tensor=2", "parallel.data=2"]);
+    let streamed = with(&sets, &["offload.parameters=Host", "offload.ring=2"]);
+    let folder = tempfile::tempdir().unwrap();
+    let straight = run(&sets, 1, folder.path(), None);
+    let losses: Vec<f64> = straight.steps.values().map(|step| step.loss).collect();
+    assert!(losses.windows(2).any(|pair| pair[0] != pair[1]), "{losses:?}");
+    for step in 1..straight.outcome.step {
+        let again = tempfile::tempdir().unwrap();
+        let place = if step.is_multiple_of(2) { &sets } else { &streamed };
+        let resumed = run(place, 1, again.path(), Some(open(folder.path(), step)));
+        assert_goes_on_as(&straight, &resumed, step, &format!("after step {step}"));
+    }
+}
