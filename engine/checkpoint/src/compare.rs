@@ -20,6 +20,14 @@ pub struct Difference {
     pub effect: ResumeEffect,
 }
 
+impl Difference {
+    /// Whether checkpoints of the two runs have other tensors, since one trains other adapters than the
+    /// other, or only one trains adapters. Then no run goes on from the other's checkpoint.
+    pub fn changes_adapters(&self) -> bool {
+        ["adapter", "adapter.rank", "adapter.targets"].contains(&self.key.as_str())
+    }
+}
+
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [was, is] = self.values.each_ref().map(foreign);

@@ -1,7 +1,7 @@
 //! Listing, verification and comparison for `onebox checkpoint`; training does not use them.
 
 use super::evaluations::Evaluation;
-use super::manifest::{FileEntry, MANIFEST, Manifest, STATES, TensorEntry};
+use super::manifest::{FileEntry, Hash, MANIFEST, Manifest, STATES, TensorEntry};
 use super::read::{check_files, opened};
 use super::{Checkpoint, CheckpointError, Summary, TensorState, file_name, newest, unreadable};
 use files::directory::Directory;
@@ -186,6 +186,12 @@ impl Summary {
     /// The best checkpoint of the run up to this one, if the run keeps it.
     pub fn best(&self) -> Option<Evaluation> {
         self.manifest.evaluations.and_then(|seen| seen.best())
+    }
+
+    /// Hash of the weights over which the run trains adapters; `None` if it has none, or if they are
+    /// random.
+    pub const fn base(&self) -> Option<&Hash> {
+        self.manifest.base.as_ref()
     }
 
     /// Bytes of all files except the manifest.

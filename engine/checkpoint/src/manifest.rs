@@ -58,7 +58,7 @@ impl Hash {
     }
 
     /// The first digits, to compare hashes by eye. Other characters of a forged file are removed.
-    fn short(&self) -> String {
+    pub fn short(&self) -> String {
         self.0.chars().filter(char::is_ascii_hexdigit).take(8).collect()
     }
 }

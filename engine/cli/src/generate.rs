@@ -32,6 +32,10 @@ const SHOWN: usize = 60;
 /// Number of prompts whose next tokens are computed together.
 const TOGETHER: usize = 16;
 
+/// Remedy for a base of adapters that cannot be read.
+pub const BASE_ELSEWHERE: &str =
+    "the folder is the base of the adapters; --base DIR names it at another place";
+
 /// Reason why no text is generated.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what variants and fields are")]
@@ -41,9 +45,13 @@ pub enum GenerateError {
     #[error("{} is not the model of its config: {problem}", path.shown())]
     Weights { path: PathBuf, problem: String },
     #[error(
-        "{}: these are not the weights over which the adapters were trained: bring the folder back as it was", .0.shown()
+        "{}: these are not the weights over which the adapters were trained: bring the folder back as it was, or name another by --base DIR", .0.shown()
     )]
     OtherBase(PathBuf),
+    #[error("{0}; {BASE_ELSEWHERE}")]
+    Base(FolderError),
+    #[error("--base: the weights are a whole model, without adapters: leave --base out")]
+    NoAdapters,
     #[error(
         "the weights under the adapters are random, and in no folder, so that no text can be generated"
     )]
@@ -97,6 +105,8 @@ pub struct ModelSource<'a> {
     pub weights: WeightSource<'a>,
     /// Tokenizer; without it, bytes are tokens, or the prompt is token numbers.
     pub tokenizer: Option<&'a Tokenizer>,
+    /// Folder of the weights under adapters, if it is not that of the config.
+    pub base: Option<&'a Path>,
     /// Device that computes: the cores or a GPU.
     pub device: ComputeDevice,
     /// Machine of the device.
@@ -117,6 +127,7 @@ impl<'a> ModelSource<'a> {
         Self {
             weights: trained,
             tokenizer,
+            base: None,
             device: ComputeDevice::Cores,
             machine,
             precision: Precision::Fp32,

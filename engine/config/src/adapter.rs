@@ -3,7 +3,7 @@
 use super::declare::choice;
 use super::reading::{
     Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
-    Section, is_name, nearest, quoted, ticked,
+    Section, float_text, is_name, nearest, quoted, ticked,
 };
 use super::{Family, ModelConfig};
 use files::foreign_text::foreign;
@@ -12,35 +12,38 @@ use serde::{Serialize, Serializer};
 choice! {
     /// What is trained beside or instead of the weights of the model.
     #[derive(Clone, Debug, PartialEq, Serialize)]
-    pub enum Adapter, read(of: Option<PeftSettings>) {
+    pub enum Adapter, read(of: AdapterContext) {
         /// The weights themselves.
         None,
         /// Low-rank adapters (LoRA).
         Lora["(rank: 16, alpha: 32)"] {
             /// Folder of PEFT with the adapters from which the run starts, and with the defaults of the
-            /// keys below. None: random adapters, which change nothing before step 1.
-            from: Option<String> = path(KeyDefault::Default(None));
+            /// keys below. A run that goes on does not need it: its checkpoint has the adapters. None:
+            /// random adapters, which change nothing before step 1.
+            from: Option<String> = path(KeyDefault::Default(None)), resume: Harmless;
             /// Rank of the adapters: the rows of their first factor.
-            rank: usize = uint(1..=4096, KeyDefault::Default(16).or_peft(of.as_ref().map(|of| of.rank)));
+            rank: usize = uint(1..=4096, KeyDefault::Default(16).or_peft(&of, |peft| peft.rank));
             /// Factor of the adapters' outputs, times the rank: they are multiplied by `alpha` /
             /// `rank`.
             alpha: f32 = float(
                 Interval::above(0.0, 1e6),
                 KeyDefault::Derived(2.0 * rank as f32, "2 x rank", &["adapter.rank"])
-                    .or_peft(of.as_ref().map(|of| of.alpha))
+                    .or_peft(&of, |peft| peft.alpha)
             );
             /// Whether the factor is `alpha` divided by the square root of `rank` (rsLoRA, arXiv
             /// 2312.03732).
             rank_stabilized: bool = flag(
-                KeyDefault::Default(false).or_peft(of.as_ref().map(|of| of.rank_stabilized))
+                KeyDefault::Default(false).or_peft(&of, |peft| peft.rank_stabilized)
             );
             /// Dropout of the adapters' inputs. onebox has none: 0.
-            dropout: f32 = float(Interval::closed(0.0, 0.0), KeyDefault::Default(0.0));
+            dropout: f32 = no_dropout();
             /// The linears that have an adapter. `All`: all of attention and of the MLP; in a model
             /// with experts, those of attention and `experts.gate_up_proj` and
-            /// `experts.down_proj`. Otherwise a list of their names in transformers.
+            /// `experts.down_proj`. Otherwise a list of their names in transformers, in any order;
+            /// a list of all of them is `All`.
             targets: AdapterTargets = adapter_targets(
-                KeyDefault::Default(AdapterTargets::All).or_peft(of.map(|of| of.targets))
+                KeyDefault::Default(AdapterTargets::All).or_peft(&of, |peft| peft.targets.clone()),
+                of.linears
             );
         },
     }
@@ -53,6 +56,31 @@ pub(super) struct PeftSettings {
     pub(super) alpha: f32,
     pub(super) rank_stabilized: bool,
     pub(super) targets: AdapterTargets,
+    /// Source of the settings, in words.
+    pub(super) source: &'static str,
+}
+
+/// What decides the keys of adapters, beside the keys.
+#[derive(Clone)]
+pub(super) struct AdapterContext {
+    /// Settings of the adapters from which the run starts or goes on.
+    peft: Option<PeftSettings>,
+    /// The linears of a layer of the model.
+    linears: &'static [&'static str],
+}
+
+impl AdapterContext {
+    /// Context of adapters of `model` with the settings `peft`.
+    pub(super) fn of(peft: Option<PeftSettings>, model: &ModelConfig) -> Self {
+        let linears = linears(model);
+        let canonical = |peft: PeftSettings| match peft.targets {
+            AdapterTargets::Listed(names) => {
+                PeftSettings { targets: AdapterTargets::canonical(names, linears), ..peft }
+            }
+            AdapterTargets::All => peft,
+        };
+        Self { peft: peft.map(canonical), linears }
+    }
 }
 
 /// The linears that have an adapter.
@@ -78,6 +106,15 @@ const LINEARS_WITH_EXPERTS: [&str; 6] =
 const GPT2_LINEARS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
 
 impl AdapterTargets {
+    /// These linears, in the order of a layer; `All` if they are all `linears` of a layer.
+    fn canonical(mut names: Vec<&'static str>, linears: &[&str]) -> Self {
+        names.sort_by_key(|name| known_linear(name).map(|(place, _)| place));
+        if names.len() == linears.len() && linears.iter().all(|name| names.contains(name)) {
+            return Self::All;
+        }
+        Self::Listed(names)
+    }
+
     /// Whether the linear `name` has an adapter.
     pub fn has(&self, name: &str) -> bool {
         match self {
@@ -116,9 +153,12 @@ impl Serialize for AdapterTargets {
 }
 
 impl<T> KeyDefault<T> {
-    /// Replaces the default by the value of a folder of PEFT, if there is one.
-    fn or_peft(self, folder: Option<T>) -> Self {
-        folder.map_or(self, |value| Self::Derived(value, "adapter_config.json", &["adapter.from"]))
+    /// Replaces the default by the value in the settings of the context, if it has any.
+    fn or_peft(self, of: &AdapterContext, value: impl FnOnce(&PeftSettings) -> T) -> Self {
+        match &of.peft {
+            Some(peft) => Self::Derived(value(peft), peft.source, &["adapter.from"]),
+            None => self,
+        }
     }
 }
 
@@ -133,13 +173,32 @@ impl Section<'_, '_> {
         &mut self,
         key: Declaration,
         or: KeyDefault<AdapterTargets>,
+        linears: &[&str],
     ) -> AdapterTargets {
         let values = "`All`, or a list of names";
-        self.leaf(key, or, values.into(), super::in_line, targets)
+        self.leaf(key, or, values.into(), super::in_line, |reader, node| {
+            targets(reader, node, linears)
+        })
+    }
+
+    /// Reads the dropout of adapters, which is 0: onebox has none.
+    fn no_dropout(&mut self, key: Declaration) -> f32 {
+        self.leaf(key, KeyDefault::Default(0.0), "0".into(), float_text, |reader, node| match &node
+            .kind
+        {
+            NodeKind::Word(word) if word.parse() == Ok(0.0_f32) => Ok(0.0),
+            _ => Err(Complaint {
+                message: format!(
+                    "onebox has no dropout of adapters: expected 0, found {}",
+                    reader.item(node).found()
+                ),
+                help: "leave `dropout` out: adapters then train without it".into(),
+            }),
+        })
     }
 }
 
-fn targets(reader: &ConfigReader, node: &Node) -> ParseResult<AdapterTargets> {
+fn targets(reader: &ConfigReader, node: &Node, linears: &[&str]) -> ParseResult<AdapterTargets> {
     let help = || "write `All`, or a list such as `[\"q_proj\", \"v_proj\"]`".to_owned();
     let items = match &node.kind {
         NodeKind::Word(word) if is_name(word, "All") => return Ok(AdapterTargets::All),
@@ -172,5 +231,5 @@ fn targets(reader: &ConfigReader, node: &Node) -> ParseResult<AdapterTargets> {
         }
         names.push(known);
     }
-    Ok(AdapterTargets::Listed(names))
+    Ok(AdapterTargets::canonical(names, linears))
 }

@@ -114,6 +114,8 @@ pub struct LoadedConfig {
     /// Dotted keys of a stored config that this version does not know. In any other config an
     /// unknown key is an error.
     pub ignored: Vec<String>,
+    /// Warnings about what the config names.
+    pub warnings: Vec<String>,
     /// Sentence about the choice for `Auto` of `offload.update`, and its reason. `None` before
     /// `predict::choose` decides.
     pub chosen: Option<String>,

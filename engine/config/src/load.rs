@@ -43,12 +43,19 @@ pub struct Further<'a> {
     /// Whether a search of layouts chooses the ranks. Then the box may be too small for the ranks
     /// of the file.
     pub searched: bool,
+    /// Config of the run that goes on, if one does. Its adapters are in its checkpoint, so that
+    /// `adapter.from` is not read.
+    pub of_run: Option<&'a Path>,
 }
 
 impl Further<'_> {
     /// No further checks.
-    pub const NONE: Self =
-        Further { trouble: &|_, _| Vec::new(), of_machine: &|_| Vec::new(), searched: false };
+    pub const NONE: Self = Further {
+        trouble: &|_, _| Vec::new(),
+        of_machine: &|_| Vec::new(),
+        searched: false,
+        of_run: None,
+    };
 }
 
 impl ValidKeys<'_> {
@@ -74,7 +81,10 @@ pub fn load_and_look(
     sets: &[String],
     further: &Further<'_>,
 ) -> Result<LoadedConfig, ConfigError> {
-    load_file(reader(), path, sets, further)
+    // A config that cannot be read is reported where the run goes on.
+    let of_run = further.of_run.and_then(|path| stored_file(path).ok());
+    let adapter_of_run = of_run.map(|run| run.config.adapter);
+    load_file(ConfigReader { adapter_of_run, ..reader() }, path, sets, further)
 }
 
 fn load_file(
@@ -137,14 +147,15 @@ pub fn load_stored(text: &str, sets: &[String]) -> Result<LoadedConfig, ConfigEr
 /// # Errors
 /// As [`load`].
 pub fn load_of_run(path: &Path) -> Result<LoadedConfig, ConfigError> {
-    let loaded = load_file(
-        ConfigReader { stored: true, boxless: true, ..ConfigReader::default() },
-        path,
-        &[],
-        &Further::NONE,
-    )?;
+    let loaded = stored_file(path)?;
     loaded.warn_of_ignored(path);
     Ok(loaded)
+}
+
+/// [`load_of_run`] without the warning.
+fn stored_file(path: &Path) -> Result<LoadedConfig, ConfigError> {
+    let reader = ConfigReader { stored: true, boxless: true, ..ConfigReader::default() };
+    load_file(reader, path, &[], &Further::NONE)
 }
 
 /// Most unknown keys that the warning names; a config may have very many.
@@ -188,6 +199,7 @@ fn read_all(
         return Err(reader.into_error(name));
     }
     let config = reader.read(&tree, "a config", |s| Config::read(s, &stem(name)));
+    model_folder::name_base(&mut reader);
     let valid = ValidKeys { reader: &reader, config: &config, of_machine: further.of_machine };
     let found = (further.trouble)(&config, &valid);
     for (key, message, help) in found {
@@ -200,9 +212,10 @@ fn read_all(
     model_folder::refuse_bytes(&mut reader, &config.model, &config.data);
     checks::all(&mut reader, &config, further.of_machine);
     if reader.problems.is_empty() {
-        let (mut origins, source, ignored) = (reader.origins, text.to_string(), reader.ignored);
+        let (mut origins, source) = (reader.origins, text.to_string());
+        let (ignored, warnings) = (reader.ignored, reader.warnings);
         origins.sort_by_key(|(key, ..)| schema::rank(key));
-        return Ok(LoadedConfig { config, origins, source, ignored, chosen: None });
+        return Ok(LoadedConfig { config, origins, source, ignored, warnings, chosen: None });
     }
     Err(reader.into_error(name))
 }

@@ -1,5 +1,6 @@
 //! Keys of a whole config.
 
+use super::adapter::AdapterContext;
 use super::declare::{choice, section};
 use super::fine_tune::FineTune;
 use super::reading::KeyDefault;
@@ -29,11 +30,12 @@ section! {
         ), resume: Layout;
         /// The network: a decoder.
         model: ModelConfig = section(model_schema::model);
-        let peft = s.settings_of_peft();
+        let peft = s.settings_of_peft(&model);
+        let of = AdapterContext::of(peft, &model);
         /// What is trained. `None`: the weights of the model. `Lora`: low-rank adapters (LoRA, arXiv
         /// 2106.09685) of its linears; the weights of `model.from` are frozen, need 2 bytes per
         /// parameter in 16 bits, and are in no checkpoint.
-        adapter: Adapter = choice_with(KeyDefault::Default(Adapter::None), peft), resume: Experiment;
+        adapter: Adapter = choice_with(KeyDefault::Default(Adapter::None), of), resume: Experiment;
         /// Storage type of parameters, activations and gradients on the GPU. Sums are fp32. `Fp16`
         /// has a dynamic loss scale. `Fp8` stores bf16, and rounds the operands of the blocks'
         /// matmuls to 8 bits: E4M3 for inputs and weights, E5M2 for gradients, scaled by the

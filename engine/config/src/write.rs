@@ -13,7 +13,7 @@ pub(super) fn lines(config: &impl Serialize) -> String {
 
 /// Writes a value in one line, as a config has it: `Split(device_fraction: 0.2)`.
 pub fn in_line(value: &impl Serialize) -> String {
-    let text = text(value, PrettyConfig::new().compact_structs(true));
+    let text = text(value, PrettyConfig::new().compact_structs(true).compact_arrays(true));
     // The writer puts `r#` before a variant that is also a word of RON; users write the plain name.
     text.strip_prefix("r#").map_or(text.clone(), str::to_owned)
 }

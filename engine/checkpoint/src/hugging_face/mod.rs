@@ -23,7 +23,7 @@ pub use export_error::ExportError;
 use files::path_text::ShownPath;
 pub use folder::Folder;
 pub use numbers::Numbers;
-pub use peft::{export_adapters, read_adapters};
+pub use peft::{check_adapters, export_adapters, not_in_peft, read_adapters};
 pub use untrained::UntrainedTensors;
 pub use weights::PretrainedWeights;
 pub use write::{ModelExport, export};

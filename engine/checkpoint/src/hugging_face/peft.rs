@@ -5,23 +5,26 @@ use super::export_error::ExportError;
 use super::names::Names;
 use super::numbers::Numbers;
 use super::parameters::read;
-use super::peft_tensors::{PeftTensor, tensors};
+use super::peft_tensors::{PEFT_FACTORS, PeftTensor, tensors};
 use super::tensors::widen;
 use super::write::{ModelExport, cannot_write, in_new_folder, write_small};
 use super::{FolderError, config_json};
 use crate::Checkpoint;
-use crate::header::{self, HeaderEntry};
+use crate::header::{self, HeaderEntry, TensorEntry};
 use config::transformers::ModelClass;
 use config::{Adapter, EXPERT_MATRICES, Family, ModelConfig};
+use data::model_files::unreadable;
 use files::durable::create_new;
 use files::foreign_text::foreign;
 use files::hub::name_of_snapshot;
 use files::input;
 use files::names::{CONFIG_OF_ADAPTER, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS_OF_ADAPTER};
 use serde_json::{Map, json};
-use std::collections::BTreeMap;
-use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufWriter, ErrorKind, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tensor_parallel::{Decoder, DecoderShape};
 
@@ -156,8 +159,131 @@ fn write_factors(
 /// Reason why a model has no folder of PEFT.
 const FUSED: &str = "the class of the model has q, k and v in one tensor, and gate and up in one; onebox trains an adapter for each of them, \
                      and PEFT has no such adapters";
-/// Bytes of the largest file of factors that is read.
-const LONGEST: u64 = 16 << 30;
+/// Types of the numbers in a file of factors.
+const TYPES: [&str; 3] = ["F32", "F16", "BF16"];
+
+/// Why a folder of PEFT cannot hold the adapters of `decoder`; `None` if it can, or if the run has no
+/// adapters.
+pub fn not_in_peft(model: &ModelConfig, decoder: &Decoder) -> Option<&'static str> {
+    decoder.shape().adapters()?;
+    let names = names_in_peft(decoder.shape(), class_of(model).ok()?);
+    has_fused(&tensors(names, decoder)).then_some(FUSED)
+}
+
+/// The class of transformers that `model` has.
+fn class_of(model: &ModelConfig) -> Result<ModelClass, String> {
+    Ok(config_json::description(model, Numbers::F32.of_torch(), None, false)?.class)
+}
+
+/// The file of a folder of PEFT with the factors of a decoder's adapters. Its header is checked; its
+/// numbers are not read yet.
+struct FactorFile {
+    path: PathBuf,
+    file: File,
+    /// Places of the tensors in the file, in their order.
+    entries: Vec<TensorEntry>,
+}
+
+impl FactorFile {
+    /// Opens the file of `folder`, which must have these tensors and no others.
+    fn open(folder: &Path, tensors: &[PeftTensor<'_>]) -> Result<Self, FolderError> {
+        let path = folder.join(WEIGHTS_OF_ADAPTER);
+        let refused = |why: String| FolderError::refused(&path, why);
+        if has_fused(tensors) {
+            return Err(refused(format!("{FUSED}. Start without `adapter.from`")));
+        }
+        let file = input::open(&path).map_err(|error| unreadable(&path, error))?;
+        let bytes = file.metadata().map_err(|error| unreadable(&path, error))?.len();
+        let read = |to: &mut [u8]| {
+            file.read_exact_at(to, 0).map_err(|error| match error.kind() {
+                ErrorKind::UnexpectedEof => refused("it is cut off".into()),
+                _ => unreadable(&path, error).into(),
+            })
+        };
+        let mut first = [0; 8];
+        read(&mut first)?;
+        let mut header = vec![0; header::length(first, bytes).map_err(refused)?];
+        read(&mut header)?;
+        let mut found = BTreeMap::new();
+        for entry in header::decode(&header, bytes).map_err(refused)? {
+            let name = entry.name.replace(".default.", ".");
+            if found.contains_key(&name) {
+                return Err(refused(format!("it has `{}` twice", foreign(name))));
+            }
+            found.insert(name, entry);
+        }
+        let linears = linears_of(found.keys());
+        let mut entries = Vec::new();
+        for PeftTensor { name, shape: (rows, columns), .. } in tensors {
+            let Some(entry) = found.remove(name) else {
+                return Err(refused(format!(
+                    "it has no `{name}`, which an adapter of this model has: leave `adapter.targets` out, or set it to linears of the file ({linears})"
+                )));
+            };
+            let wanted = [*rows, *columns];
+            if entry.shape != wanted {
+                let shape = &entry.shape;
+                return Err(refused(format!(
+                    "`{name}` has the shape {shape:?}, and the adapter here has {wanted:?}: leave `adapter.rank` out, or name a folder with adapters of this model"
+                )));
+            }
+            if !TYPES.contains(&entry.dtype.as_str()) {
+                let types = TYPES.join(", ");
+                return Err(refused(format!(
+                    "`{name}` has numbers of type {}, and onebox reads {types}: save the adapters in one of these",
+                    foreign(&entry.dtype)
+                )));
+            }
+            entries.push(entry);
+        }
+        if let Some(strange) = found.keys().next() {
+            let strange = foreign(strange);
+            return Err(refused(format!(
+                "`{strange}` is no factor of an adapter here: leave `adapter.targets` out, or name a folder with adapters of this model"
+            )));
+        }
+        Ok(Self { path, file, entries })
+    }
+
+    /// Reads the numbers of the factor at `entry`.
+    fn read(&self, entry: &TensorEntry) -> Result<Vec<f32>, FolderError> {
+        let mut values = vec![0.0; entry.shape.iter().product()];
+        let mut bytes = vec![0; values.len() * entry.width() as usize];
+        let read = self.file.read_exact_at(&mut bytes, entry.at);
+        read.map_err(|error| unreadable(&self.path, error))?;
+        widen(&entry.dtype, &bytes, &mut values);
+        match values.iter().find(|x| !x.is_finite()) {
+            Some(x) => {
+                let why = format!("`{}` has a {x}", foreign(&entry.name));
+                Err(FolderError::refused(&self.path, why))
+            }
+            None => Ok(values),
+        }
+    }
+}
+
+/// Names of the linears that the factors `names` belong to: `q_proj, v_proj`.
+fn linears_of<'a>(names: impl Iterator<Item = &'a String>) -> String {
+    let linear = |name: &'a String| {
+        let of = PEFT_FACTORS.iter().find_map(|factor| name.strip_suffix(factor))?;
+        of.trim_end_matches('.').rsplit('.').next()
+    };
+    let all: BTreeSet<&str> = names.filter_map(linear).collect();
+    foreign(all.into_iter().collect::<Vec<_>>().join(", ")).to_string()
+}
+
+/// Compares the header of the adapters in a folder of PEFT with the adapters of `decoder`.
+///
+/// # Errors
+/// As [`read_adapters`], except for the numbers, which are not read.
+pub fn check_adapters(
+    folder: &Path,
+    model: &ModelConfig,
+    decoder: &Decoder,
+) -> Result<(), FolderError> {
+    let class = class_of(model).map_err(|why| FolderError::refused(folder, why))?;
+    FactorFile::open(folder, &tensors(names_in_peft(decoder.shape(), class), decoder)).map(drop)
+}
 
 /// Reads the factors of the adapters of `decoder` from a folder of PEFT, by their names in onebox.
 ///
@@ -169,54 +295,15 @@ pub fn read_adapters(
     model: &ModelConfig,
     decoder: &Decoder,
 ) -> Result<BTreeMap<String, Arc<[f32]>>, FolderError> {
-    let path = folder.join(WEIGHTS_OF_ADAPTER);
-    let refused = |why: String| FolderError::refused(&path, why);
-    let bytes = input::bytes(&path, LONGEST).map_err(|error| refused(error.to_string()))?;
-    let first = bytes.first_chunk().ok_or_else(|| refused("it is cut off".into()))?;
-    let header = header::length(*first, bytes.len() as u64).map_err(refused)?;
-    let entries = header::decode(&bytes[..header], bytes.len() as u64).map_err(refused)?;
-    let class = config_json::description(model, Numbers::F32.of_torch(), None, false);
-    let class = class.map_err(refused)?.class;
+    let class = class_of(model).map_err(|why| FolderError::refused(folder, why))?;
     let tensors = tensors(names_in_peft(decoder.shape(), class), decoder);
-    if has_fused(&tensors) {
-        return Err(refused(format!("{FUSED}. Start without `adapter.from`")));
-    }
-    let mut found = BTreeMap::new();
-    for entry in entries {
-        let name = entry.name.replace(".default.", ".");
-        if found.contains_key(&name) {
-            return Err(refused(format!("it has `{}` twice", foreign(name))));
-        }
-        found.insert(name, entry);
-    }
+    let from = FactorFile::open(folder, &tensors)?;
     let mut factors = BTreeMap::new();
-    for tensor in &tensors {
-        let PeftTensor { name, shape: (rows, columns), .. } = tensor;
-        let Some(entry) = found.remove(name) else {
-            return Err(refused(format!("it has no `{name}`, which an adapter of this model has")));
-        };
-        let wanted = [*rows, *columns];
-        if entry.shape != wanted || !["F32", "F16", "BF16"].contains(&entry.dtype.as_str()) {
-            let (dtype, shape) = (&entry.dtype, &entry.shape);
-            let why = format!("`{name}` is {dtype} {shape:?}, not F32, F16 or BF16 {wanted:?}");
-            return Err(refused(why));
-        }
-        let mut values = vec![0.0; rows * columns];
-        let start = entry.at as usize;
-        let end = start + values.len() * entry.width() as usize;
-        widen(&entry.dtype, &bytes[start..end], &mut values);
-        if let Some(x) = values.iter().find(|x| !x.is_finite()) {
-            return Err(refused(format!("`{name}` has a {x}")));
-        }
+    for (tensor, entry) in tensors.iter().zip(&from.entries) {
+        let values = from.read(entry)?;
         for factor in &tensor.factors {
             factors.insert(factor.param.name.clone(), factor.values(tensor, &values).into());
         }
     }
-    match found.keys().next() {
-        Some(strange) => {
-            let strange = foreign(strange);
-            Err(refused(format!("`{strange}` is no factor of an adapter of this model")))
-        }
-        None => Ok(factors),
-    }
+    Ok(factors)
 }

@@ -4,7 +4,7 @@ use super::names::{HEAD, Names};
 use tensor_parallel::{Decoder, FACTORS, Param};
 
 /// Names of the factors in PEFT, in the order of [`FACTORS`].
-const PEFT_FACTORS: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
+pub(super) const PEFT_FACTORS: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
 /// Prefix of all names in PEFT's files.
 const PREFIX: &str = "base_model.model.";
 /// The part of a name before the number of an expert.

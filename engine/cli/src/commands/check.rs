@@ -35,7 +35,7 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
         print_json(&json!({ "ok": false, "errors": errors }))?;
         Err(CommandError::silent(refused.code))
     };
-    let loaded = match weights::load(args, &team.machine, true, &data) {
+    let loaded = match weights::load(args, &team.machine, true, None, &data) {
         Ok(loaded) => loaded,
         Err((code, errors)) => {
             let all = in_json(&errors);
@@ -50,11 +50,8 @@ fn checked(CheckArgs { config: args, json }: &CheckArgs, team: &Team) -> Result<
     let (tensor, data) = (config.parallel.tensor, config.parallel.data);
     let parameters = layout::build::shape(config).parameters();
     let not_built = config.not_built(&loaded.origins, || team.machine.missing_gpus());
-    if let Some(unusual) = config.unusual_rate().filter(|_| team.is_first()) {
-        say(&format!("warning: {unusual}"));
-    }
-    if let Some(random) = config.adapters_of_random_weights().filter(|_| team.is_first()) {
-        say(&format!("warning: {random}"));
+    if team.is_first() {
+        weights::warnings(&loaded).iter().for_each(|warning| say(warning));
     }
     if *json {
         let cannot = not_built.as_ref().map_or_else(Vec::new, in_json);

@@ -7,8 +7,8 @@ use super::checkpoint::{ChoiceArgs, run_of};
 use super::signals::Interrupt;
 use super::{CommandError, Failable, code, data, print, say, seen, text_for_config};
 use crate::generate::{
-    ComputeDevice, End, GenerateError, ModelSource, Piece, Sampling, StopCondition, WeightSource,
-    default_prompt, generate, next_logits,
+    BASE_ELSEWHERE, ComputeDevice, End, GenerateError, ModelSource, Piece, Sampling, StopCondition,
+    WeightSource, default_prompt, generate, next_logits,
 };
 use crate::report::reading::TerminalProgress;
 use ::data::chat::{Chat, Template, message, stop_tokens};
@@ -32,6 +32,10 @@ pub(super) struct GenerateArgs {
     run: PathBuf,
     #[command(flatten)]
     choice: ChoiceArgs,
+    /// Folder of the weights under the adapters of the run, if it is not at model.from any more. Its
+    /// hash must be that of the run
+    #[arg(long, value_name = "DIR")]
+    base: Option<PathBuf>,
     /// Device, if not that of the run: device=Cpu (the cores) or device=Cuda (one GPU). Number
     /// type: precision=Fp32, Bf16 or Fp16
     #[arg(long, value_name = "KEY=VALUE", value_parser = setting)]
@@ -288,6 +292,7 @@ impl LoadedModel<'_> {
 fn draw(args: &GenerateArgs, config: &Config, from: &LoadedModel<'_>) -> Result<(), CommandError> {
     let mut model = from.model;
     model.progress = &TerminalProgress;
+    model.base = args.base.as_deref();
     if config.device == DeviceConfig::Cuda {
         model.device = ComputeDevice::Gpu;
     }
@@ -460,6 +465,8 @@ impl From<GenerateError> for CommandError {
     fn from(error: GenerateError) -> Self {
         let code = match error {
             GenerateError::Folder(error) => return error.into(),
+            GenerateError::Base(error) => return Self::from(error).and(BASE_ELSEWHERE),
+            GenerateError::NoAdapters => code::CONFIG,
             GenerateError::Read { .. } => code::IO,
             GenerateError::Weights { .. } => code::DATA,
             GenerateError::OtherBase(_) | GenerateError::NoBase => code::CHECKPOINT,

@@ -126,6 +126,9 @@ fn planned(args: &PlanArgs, team: &Team) -> Result<(), CommandError> {
     if let Some(refused) = weights::refusal(config, true) {
         say(&format!("note: `onebox train` refuses model.from: {}", refused.message));
     }
+    if let Some(refused) = weights::refusal_of_adapters(config) {
+        say(&format!("note: `onebox train` refuses adapter.from: {}", refused.message));
+    }
     // A plan whose memory was not checked does not count as fitting.
     fit_result(report.verdict == Some(true))
 }

@@ -330,6 +330,9 @@ const CHECKPOINT: ForkAdvice = (
     "give --fork to start from it in a new directory, with the same shape of the model",
 );
 const FORK: ForkAdvice = ("fork", "give --fork with the --run-dir of its source");
+/// Alternative to restoring the adapters: a fork has those of its source.
+const NEW_RUN: &str =
+    "train other adapters in a new run: with another --run-dir, and without --resume and --fork";
 
 /// Reports the differences. Another experiment is refused unless the run is a fork.
 fn permitted(
@@ -349,9 +352,20 @@ fn permitted(
             say(&format!("{}:{differ}", kind.words()));
         }
     }
+    let names_folder = |d: &&Difference| !["None", "absent"].contains(&&*d.values[1]);
+    if all.iter().filter(names_folder).any(|d| d.key == "adapter.from") {
+        say("adapter.from is not read: the checkpoint has the adapters of the run");
+    }
     let experiment = table(ResumeEffect::Experiment);
     if experiment.is_empty() {
         return Ok(());
+    }
+    let changed = listed(all.iter().filter(|d| d.changes_adapters()));
+    if mode == RunMode::Fork && !changed.is_empty() {
+        let why = format!(
+            "the {what} was trained with other adapters, and a fork goes on from its adapters:{changed}\nset them back, or {NEW_RUN}"
+        );
+        return Err(CommandError::new(code::CONFIG, why));
     }
     if mode == RunMode::Fork {
         say(&format!("another experiment from here on:{experiment}"));
@@ -363,6 +377,7 @@ fn permitted(
             "\nschedule.decay_steps follows train.steps. To train longer on the old schedule, add --set schedule.decay_steps={was}."
         )
     });
+    let or = if changed.is_empty() { or } else { NEW_RUN };
     let why = format!(
         "this config differs from the one that the {what} was trained with:{experiment}{schedule}\n\
          set them back, or {or}"

@@ -14,18 +14,17 @@ mod watch;
 use self::follower::{Follower, RollbackTarget, Start};
 use self::guess::GuessWatch;
 pub(super) use self::prepared::check_memory;
-use self::prepared::{PreparedRun, prepare};
+use self::prepared::{PreparedRun, StartWeights, prepare};
 use self::watch::Watch;
 use super::check::{count, model_words};
 use super::processes::{SILENCE, Team};
 use super::signals::{self, Signals, StartupNotice};
 use super::trace::{self, TraceArgs};
-use super::{CommandError, ConfigArgs, Failable, SimdArg, code, say, weights};
+use super::{CommandError, ConfigArgs, Failable, SimdArg, code, say};
 use crate::report::progress::Progress;
 use crate::report::stage::Stage;
 use crate::report::stderr;
 use checkpoint::Checkpoint;
-use checkpoint::hugging_face::PretrainedWeights;
 use checkpoint::rollback::RollbackHistory;
 use config::{DeviceConfig, in_line};
 use device::ErrorKind;
@@ -146,12 +145,12 @@ impl PreparedRun {
         team.all("proof", self.prove(args, team), |()| Vec::new())?;
         let own = if team.is_first() { self.open(args).map(Some) } else { Ok(None) };
         let own = team.all("directory", own, |_| Vec::new())?;
-        let Some((dir, start, pretrained)) = own else {
+        let Some((dir, start, weights)) = own else {
             return Follower { args, run: self, team }.follow(signals);
         };
         team.first("start", Some(Start::of(&dir, start.as_ref())))?;
         team.all("ready", Ok(()), |()| Vec::new())?;
-        Session { args, run: self, dir: &dir, pretrained, start, team }.train(signals)
+        Session { args, run: self, dir: &dir, weights, start, team }.train(signals)
     }
 
     /// Options of the engine that are equal in every process.
@@ -175,7 +174,7 @@ pub(super) struct Session<'a> {
     run: &'a PreparedRun,
     pub(super) dir: &'a RunDir,
     /// Weights of a folder, if a new run starts from them.
-    pretrained: Option<Arc<PretrainedWeights>>,
+    weights: StartWeights,
     /// Checkpoint that the run starts from.
     pub(super) start: Option<Arc<Checkpoint>>,
     team: &'a Team,
@@ -250,9 +249,9 @@ impl Session<'_> {
         let options = RunOptions {
             weights: Some(Arc::clone(self.dir.held())),
             checkpoints: Some(self.dir.folder().clone()),
-            pretrained: self.pretrained.clone(),
+            pretrained: self.weights.pretrained.clone(),
             initial: match self.start {
-                None => weights::factors(config, &self.run.built.decoder)?,
+                None => self.weights.adapters.clone(),
                 Some(_) => None,
             },
             resume: self.start.clone(),
@@ -313,7 +312,8 @@ impl Session<'_> {
 
     /// Whether the initial weights were trained elsewhere; an import is a checkpoint of step 0.
     pub(super) fn imported(&self) -> bool {
-        self.pretrained.is_some() || self.start.as_ref().is_some_and(|from| from.step() == 0)
+        self.weights.pretrained.is_some()
+            || self.start.as_ref().is_some_and(|from| from.step() == 0)
     }
 
     /// Path of the checkpoint that the run starts from, if it belongs to another run.

@@ -1,10 +1,13 @@
-//! The folder of `model.from`: its weights, and the reasons for which `train` refuses it.
+//! The folders of `model.from` and `adapter.from`: their weights, and the reasons for which `train` refuses
+//! them.
 
 use super::{CommandError, ConfigArgs, code, data};
 use ::data::model_files::ModelFiles;
 use ::data::progress::Progress;
 use checkpoint::Checkpoint;
-use checkpoint::hugging_face::{Folder, PretrainedWeights, read_adapters};
+use checkpoint::hugging_face::{
+    Folder, PretrainedWeights, check_adapters, not_in_peft, read_adapters,
+};
 use config::{Adapter, Config, ConfigError, DeviceConfig, LoadedConfig, Trouble, ValidKeys};
 use config::{Further, load_and_look};
 use device::Plan;
@@ -50,7 +53,13 @@ pub(super) fn factors(
     Ok(Some(Arc::new(read_adapters(Path::new(from), &config.model, gpt)?)))
 }
 
+/// Option of a command that names the base of adapters.
+pub(super) const BY_OPTION: &str = "--base DIR";
+/// Setting that names the base of the adapters of a run which goes on.
+pub(super) const BY_KEY: &str = "--set model.from=DIR";
+
 /// Weights over which the run of checkpoint `of` trains adapters; `None` if it has no adapters.
+/// `elsewhere` names another folder of them to the command.
 ///
 /// # Errors
 /// The folder of `model.from` cannot be read, or has other weights than at the start of the run.
@@ -58,12 +67,19 @@ pub(super) fn base(
     config: &Config,
     gpt: &Decoder,
     of: &Checkpoint,
+    elsewhere: &str,
     progress: &dyn Progress,
 ) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {
     if gpt.shape().adapters().is_none() {
         return Ok(None);
     }
-    let (found, stored) = (pretrained(config, gpt)?, of.manifest().base.as_ref());
+    let stored = of.manifest().base.as_ref();
+    let found = pretrained(config, gpt).map_err(|unread| {
+        let of = of.path().shown();
+        unread.and(&format!(
+            "the folder is the base of the adapters of {of}; {elsewhere} names it at another place"
+        ))
+    })?;
     let Some(found) = found else {
         let why = "adapter: the adapters were trained over the weights of a folder, and model.from is None; set it to the folder";
         return match stored {
@@ -73,7 +89,7 @@ pub(super) fn base(
     };
     if stored != Some(found.hash(progress)?) {
         let why = format!(
-            "{}: these are not the weights over which the adapters of {} were trained: bring the folder back as it was",
+            "{}: these are not the weights over which the adapters of {} were trained: bring the folder back as it was, or name another by {elsewhere}",
             PathText(found.path()),
             of.path().shown()
         );
@@ -107,8 +123,34 @@ pub(super) fn refusal(config: &Config, valid: bool) -> Option<CommandError> {
     trains.then(look)?.err()
 }
 
+/// Reason why `train` would refuse the adapters of the folder that a valid config names; `None` for a
+/// described box. Their numbers are not read.
+pub(super) fn refusal_of_adapters(config: &Config) -> Option<CommandError> {
+    let Adapter::Lora { from: Some(from), .. } = &config.adapter else { return None };
+    if matches!(config.device, DeviceConfig::Sim { .. }) {
+        return None;
+    }
+    let decoder = Decoder::plan(&mut Plan::default(), &shape(config), 1);
+    check_adapters(Path::new(from), &config.model, &decoder).err().map(CommandError::from)
+}
+
+/// Warnings and notes about the weights from which a run starts.
+pub(super) fn warnings(loaded: &LoadedConfig) -> Vec<String> {
+    let config = &loaded.config;
+    let random = config.adapters_of_random_weights().map(str::to_owned);
+    let all = config.unusual_rate().into_iter().chain(random).chain(loaded.warnings.clone());
+    let mut all: Vec<String> = all.map(|warning| format!("warning: {warning}")).collect();
+    if config.adapter != Adapter::None {
+        let decoder = Decoder::plan(&mut Plan::default(), &shape(config), 1);
+        all.extend(not_in_peft(&config.model, &decoder).map(|why| {
+            format!("note: adapter: `checkpoint export --to peft` refuses these adapters: {why}; `--to safetensors --merge` exports the whole model")
+        }));
+    }
+    all
+}
+
 /// Loads a config. If training starts from the config's folder (`starts`), a refused folder is an
-/// error. `more` finds further errors.
+/// error. `of_run`: config of the run that goes on, if one does. `more` finds further errors.
 ///
 /// # Errors
 /// All errors, and the exit code.
@@ -116,13 +158,22 @@ pub(super) fn load(
     args: &ConfigArgs,
     machine: &LocalMachine,
     starts: bool,
+    of_run: Option<&Path>,
     more: &Trouble<'_>,
 ) -> Result<LoadedConfig, (u8, ConfigError)> {
     let of_folder = Cell::new(None);
     let look = |config: &Config, valid: &ValidKeys<'_>| {
         let applies = starts && valid.has(&["model.from", "model.weights", "device"]);
         let refused = applies.then(|| refusal(config, valid.is_all())).flatten();
-        let Some(refused) = refused else { return more(config, valid) };
+        let Some(refused) = refused else {
+            let mut all = more(config, valid);
+            let of_peft = (starts && valid.is_all()).then(|| refusal_of_adapters(config));
+            if let Some(refused) = of_peft.flatten() {
+                of_folder.set(Some(refused.code));
+                all.push(("adapter.from", refused.message, String::new()));
+            }
+            return all;
+        };
         of_folder.set(Some(refused.code));
         let mut all = vec![("model.from", refused.message, String::new())];
         // If the tokenizer is in the refused folder, the data cannot be checked.
@@ -133,10 +184,11 @@ pub(super) fn load(
         all
     };
     let of_machine = |config: &Config| machine.broken(config);
-    let further = Further { trouble: &look, of_machine: &of_machine, searched: false };
+    let further = Further { trouble: &look, of_machine: &of_machine, searched: false, of_run };
     load_and_look(&args.config, &args.sets, &further).map_err(|errors| {
         // If all errors are about named files, the exit code is that of a refused file.
-        let named = |key: &str| key == "model.from" || data::KEYS.contains(&key);
+        let named =
+            |key: &str| ["model.from", "adapter.from"].contains(&key) || data::KEYS.contains(&key);
         let of_files = errors.errors().iter().all(|e| e.help.is_empty() && named(&e.key));
         let code = if of_files { of_folder.get().unwrap_or(code::DATA) } else { code::CONFIG };
         (code, errors)

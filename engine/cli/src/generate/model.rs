@@ -14,16 +14,19 @@ use std::ops::Range;
 use std::path::Path;
 use tensor_parallel::{CheckpointHome, Decoder, DecoderShape, KvCache, NewTokens, Recompute};
 
-/// The weights over which the adapters were trained, whose hash is `of_adapters`.
+/// The weights in the folder `from`, over which the adapters were trained; their hash is `of_adapters`.
 fn base(
-    config: &Config,
+    from: Option<&Path>,
     decoder: &Decoder,
     of_adapters: Option<&str>,
     progress: &dyn Progress,
 ) -> Result<PretrainedWeights, GenerateError> {
-    let Some(from) = config.model.pretrained() else { return Err(GenerateError::NoBase) };
-    let base = PretrainedWeights::new(Folder::open(Path::new(from))?, decoder)?;
-    if of_adapters != Some(base.hash(progress)?.digits()) {
+    let Some(from) = from.filter(|_| of_adapters.is_some()) else {
+        return Err(GenerateError::NoBase);
+    };
+    let opened = Folder::open(from).and_then(|folder| PretrainedWeights::new(folder, decoder));
+    let base = opened.map_err(GenerateError::Base)?;
+    if of_adapters != Some(base.hash(progress).map_err(GenerateError::Base)?.digits()) {
         return Err(GenerateError::OtherBase(base.path().to_owned()));
     }
     Ok(base)
@@ -114,8 +117,11 @@ impl Model {
             }
         };
         if decoder.shape().adapters().is_some() {
-            let base = base(config, &decoder, of_base.as_deref(), progress)?;
+            let folder = from.base.or_else(|| config.model.pretrained().map(Path::new));
+            let base = base(folder, &decoder, of_base.as_deref(), progress)?;
             load_folder(&dev, &decoder, &base, &*reading)?;
+        } else if from.base.is_some() {
+            return Err(GenerateError::NoAdapters);
         }
         drop(reading);
         Ok(Self { dev, decoder, cache, cached: vec![0; samples], tokens, context })

@@ -23,7 +23,9 @@ const METHODS: [&str; 6] =
     ["adapter", "finetuning_type", "rl", "stage", "train_type", "tuner_type"];
 /// Methods that train an adapter, and a key of their row.
 const ADAPTERS: (&[&str], &str) =
-    (&["lora", "qlora", "dora", "adalora", "rslora", "longlora", "oft"], "peft");
+    (&["lora", "dora", "adalora", "rslora", "longlora", "oft"], "peft");
+/// Methods that train an adapter over quantized weights, and a key of their row.
+const QUANTIZED: (&[&str], &str) = (&["qlora"], "load_in_4bit");
 /// Methods that learn from preferences or rewards, and a key of their row.
 const PREFERENCES: (&[&str], &str) = (
     &["dpo", "ipo", "kto", "orpo", "simpo", "cpo", "bco", "grpo", "gdpo", "ppo", "rm", "rlhf"],
@@ -112,7 +114,7 @@ fn row(name: &str) -> Option<Row> {
 fn method(name: &str, value: &str) -> Option<Row> {
     let is_method = METHODS.contains(&normalized(name).as_str());
     let value = normalized(value.trim_matches('"'));
-    let all = [ADAPTERS, PREFERENCES];
+    let all = [ADAPTERS, QUANTIZED, PREFERENCES];
     let named = all.into_iter().find(|(values, _)| is_method && values.contains(&value.as_str()));
     row(named?.1)
 }
@@ -351,6 +353,10 @@ mod tests {
             ("warmup_ratio", "", "N x `train.steps`"),
             ("lora_r", "8", "the key stands in `adapter: Lora(rank: 8)`"),
             ("use_dora", "true", "no DoRA"),
+            ("finetuning_type", "\"qlora\"", "onebox has no quantized weights"),
+            ("peft_type", "\"LORA\"", "write `adapter: Lora(rank: 16, alpha: 32)`"),
+            ("modules_to_save", "", "onebox has no trained modules beside adapters"),
+            ("lora_dropout", "0.05", "leave it out"),
             ("--tensor-model-parallel-size", "2", "write `parallel: (tensor: 2)`"),
         ] {
             assert!(
@@ -386,5 +392,6 @@ mod tests {
             ". Here `train_batch_size` is `batch.global`"
         );
         assert_eq!(translation("a: b"), "");
+        assert!(translation("adapter: qlora").starts_with(". onebox has no quantized weights"));
     }
 }

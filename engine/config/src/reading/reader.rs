@@ -10,7 +10,7 @@ use super::{
     Complaint, ConfigError, ConfigSource, GivenValue, Item, Key, Node, Problem, Refusal, SHOWN,
     SourceKind, Span, Spot, Violation, join, short, suggest,
 };
-use crate::Origin;
+use crate::{Adapter, Origin};
 
 /// Texts, and the state of the keys that were read.
 #[derive(Default)]
@@ -30,6 +30,10 @@ pub(crate) struct ConfigReader {
     pub(crate) boxless: bool,
     /// Whether a search chooses the ranks. Then the box may be too small for the ranks of the text.
     pub(crate) searched: bool,
+    /// Adapters of the run that goes on with this config. They are in its checkpoint.
+    pub(crate) adapter_of_run: Option<Adapter>,
+    /// Warnings about what a valid config names.
+    pub(crate) warnings: Vec<String>,
     /// Reads values that an answer to a key of another tool proposes.
     pub(crate) refusal: Option<Refusal>,
     /// Unknown keys of a stored text.

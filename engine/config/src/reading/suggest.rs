@@ -97,6 +97,10 @@ pub(crate) fn key_help(
     {
         return answer;
     }
+    // As a key of any section, `r` is a misspelled `lr`.
+    if section == "adapter" && typed == "r" {
+        return "here it is called `rank`".into();
+    }
     let near = nearest(typed, here.iter().copied());
     if !near.is_empty() {
         return format!("did you mean {}?", ticked(&near));

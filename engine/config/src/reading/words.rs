@@ -2,7 +2,7 @@
 
 /// Values of other trainers that onebox lacks: names in lower case, one name among the values of
 /// the key of onebox, and the answer.
-const VALUE_ANSWERS: [ValueAnswer; 4] = [
+const VALUE_ANSWERS: [ValueAnswer; 7] = [
     ValueAnswer {
         names: &[
             "adamw8bit",
@@ -75,6 +75,33 @@ const VALUE_ANSWERS: [ValueAnswer; 4] = [
         ],
         among: "Cosine",
         answer: "onebox does not have this curve: write `Cosine`, `Linear`, `Constant`, `Wsd` or `InverseSqrt`",
+    },
+    ValueAnswer {
+        names: &["qlora", "qalora"],
+        among: "Lora",
+        answer: "onebox has no quantized weights: `Lora(rank: 16, alpha: 32)` trains adapters over 16-bit weights, which \
+                 `offload.parameters: Host` keeps in host memory",
+    },
+    ValueAnswer {
+        names: &["rslora"],
+        among: "Lora",
+        answer: "write `Lora(rank: 16, alpha: 32, rank_stabilized: true)`",
+    },
+    ValueAnswer {
+        names: &[
+            "dora",
+            "adalora",
+            "longlora",
+            "oft",
+            "boft",
+            "loha",
+            "lokr",
+            "vera",
+            "ia3",
+            "llamaadapter",
+        ],
+        among: "Lora",
+        answer: "onebox does not have this adapter: write `Lora(rank: 16, alpha: 32)`",
     },
 ];
 

@@ -68,6 +68,9 @@ fn keys_of_other_tools_are_answered_in_files_sections_and_sets() {
         ("base_model: \"Qwen/Qwen3-8B\"", "write `model: (from: \"Qwen/Qwen3-8B\")`"),
         ("zero_optimization: (stage: 3)", "onebox has ZeRO-Offload of its own"),
         ("lora: (r: 8)", "write `adapter: Lora(rank: 16, alpha: 32)`"),
+        ("adapter: Lora(r: 8)", "here it is called `rank`"),
+        ("adapter: Lora(lora_alpha: 8)", "here it is called `adapter.alpha`"),
+        ("adapter: Lora(peft_type: \"LORA\")", "leave it out"),
         ("optimizer: (type: \"AdamW\")", "`optimizer.kind` names an optimizer"),
         ("batch: (gradient_accumulation_steps: 8)", "8 x `batch.micro` x `parallel.data`"),
         (
@@ -90,6 +93,35 @@ fn keys_of_other_tools_are_answered_in_files_sections_and_sets() {
         let why = loaded(LEAST, &[set]).expect_err(set).to_string();
         assert!(why.contains(expected) && why.contains("unknown key"), "{set}: {why}");
     }
+}
+
+#[test]
+fn adapters_of_other_tools_and_their_dropout_are_answered() {
+    for (set, expected) in [
+        ("adapter=qlora", "onebox has no quantized weights"),
+        ("adapter=dora", "onebox does not have this adapter"),
+        ("adapter=rslora", "rank_stabilized: true"),
+        ("adapter=Lora(dropout: 0.05)", "onebox has no dropout of adapters: expected 0, found"),
+        ("adapter=Lora(dropout: 0.05)", "leave `dropout` out"),
+    ] {
+        let why = loaded(LEAST, &[set]).expect_err(set).to_string();
+        assert!(why.contains(expected), "{set}: {why}");
+    }
+    loaded(LEAST, &["adapter=Lora(dropout: 0.0)"]).unwrap();
+}
+
+#[test]
+fn targets_in_any_order_are_one_set_and_a_list_of_all_is_all() {
+    let of = |targets: &str| {
+        let loaded = loaded(LEAST, &[&format!("adapter=Lora(targets: {targets})")]).unwrap();
+        let shown = loaded.origins.iter().find(|(key, ..)| key == "adapter.targets");
+        (loaded.config.adapter, shown.unwrap().1.clone())
+    };
+    let (_, all) = of("All");
+    assert_eq!(all, "All");
+    assert_eq!(of("[\"c_fc\", \"c_proj\", \"c_attn\"]").1, all);
+    assert_eq!(of("[\"c_fc\", \"c_attn\"]"), of("[\"c_attn\", \"c_fc\"]"));
+    assert_eq!(of("[\"c_fc\", \"c_attn\"]").1, "[\"c_attn\", \"c_fc\"]", "in one line");
 }
 
 #[test]

@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
 
+/// Words about keys without which a checkpoint has other tensors.
+const OTHER_ADAPTERS: &str = "other adapters: --resume and --fork refuse it";
+
 pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), CommandError> {
     let (a, b) = (open(a)?, open(b)?);
     let configs = a.summary().differences_from(b.summary())?;
@@ -53,12 +56,12 @@ fn in_words(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Dista
         ResumeEffect::Layout,
         ResumeEffect::Experiment,
     ] {
-        let of_kind: Vec<_> = configs.iter().filter(|d| d.effect == kind).collect();
-        if !of_kind.is_empty() {
-            let _ = writeln!(text, "{}:", kind.words());
-        }
-        for difference in of_kind {
-            let _ = writeln!(text, "  {difference}");
+        let of_kind = configs.iter().filter(|d| d.effect == kind);
+        let (adapters, others): (Vec<_>, Vec<_>) = of_kind.partition(|d| d.changes_adapters());
+        for (words, some) in [(kind.words(), others), (OTHER_ADAPTERS, adapters)] {
+            if !some.is_empty() {
+                let _ = writeln!(text, "{words}:{}", listed(some));
+            }
         }
     }
     if is_equal(all) {

@@ -2,7 +2,8 @@
 
 use super::super::data::ReadOptions;
 use super::super::{
-    CommandError, ConfigArgs, check_built, code, data, quoted_path, say, set_arguments, weights,
+    CommandError, ConfigArgs, check_built, code, data, quoted_path, say, set_arguments,
+    text_for_config, weights,
 };
 use super::{ChoiceArgs, NewRun, run_of};
 use crate::report::reading::TerminalProgress;
@@ -14,7 +15,7 @@ use checkpoint::hugging_face::{
     ExportError, Folder, FolderError, ModelExport, Numbers, export, export_adapters, import,
 };
 use config::tokenizers::tokenizer_file;
-use config::{Adapter, LoadedConfig, Origin};
+use config::{Adapter, LoadedConfig, Origin, Weights};
 use files::names::{EXPERTS, TOKENIZER, UNTRAINED};
 use files::path_text::{PathText, ShownPath};
 use layout::LocalMachine;
@@ -37,6 +38,10 @@ pub(in crate::commands) struct ExportArgs {
     /// Merge the adapters of the run into the weights of model.from
     #[arg(long)]
     merge: bool,
+    /// With --merge: folder of the weights under the adapters, if it is not at model.from any more. Its
+    /// hash must be that of the checkpoint
+    #[arg(long, value_name = "DIR", requires = "merge")]
+    base: Option<PathBuf>,
     /// Type of the numbers: 4 bytes or 2 bytes each
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
@@ -96,7 +101,14 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
     let adapted = built.decoder.shape().adapters().is_some();
     let merged = match (args.to, args.merge, adapted) {
         (Format::Safetensors, true, true) => {
-            let base = weights::base(&config, &built.decoder, &from, &TerminalProgress)?;
+            let mut of_base = config.clone();
+            // Random weights are in no folder.
+            if let Some(base) = args.base.as_ref().filter(|_| from.manifest().base.is_some()) {
+                of_base.model.from = Some(text_for_config(base)?.to_owned());
+                of_base.model.weights = Weights::Pretrained;
+            }
+            let (decoder, option) = (&built.decoder, weights::BY_OPTION);
+            let base = weights::base(&of_base, decoder, &from, option, &TerminalProgress)?;
             let Some(base) = base else {
                 let why = "--merge: the weights under the adapters are random, and in no folder";
                 return Err(CommandError::new(code::CONFIG, why));
@@ -143,9 +155,10 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
         CommandError::new(code, error)
     })?;
     say(&format!(
-        "{}: the {} parameters after step {}, read back bit for bit: {}",
+        "{}: the {} {} after step {}, read back bit for bit: {}",
         args.out.shown(),
         if numbers == Numbers::F32 { "fp32" } else { "bf16" },
+        if args.to == Format::Peft { "adapters" } else { "parameters" },
         from.step(),
         files.join(", ")
     ));

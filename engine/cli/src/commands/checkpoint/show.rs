@@ -7,9 +7,12 @@ use crate::report::curves;
 use checkpoint::Summary;
 use checkpoint::inspect::checkpoints_of;
 use checkpoint::manifest::TensorEntry;
+use config::{Adapter, Config};
 use files::names::checkpoint_name;
 use files::path_text::ShownPath;
+use layout::build::shape;
 use std::fmt::Write;
+use std::path::Path;
 use topology::{counted, format_bytes};
 
 pub(super) fn run(InspectionArgs { path, json }: &InspectionArgs) -> Result<(), CommandError> {
@@ -31,6 +34,10 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
     let (m, p) = (&config.model, &config.parallel);
     let tensors = summary.tensors();
     let parameters: usize = tensors.iter().map(TensorEntry::num_elements).sum();
+    let all = match config.adapter {
+        Adapter::None => parameters as u64,
+        Adapter::Lora { .. } => shape(&config).parameters(),
+    };
     let (bytes, files) = (format_bytes(summary.bytes()), counted(summary.num_files(), "file"));
     let (tensor, data, precision) = (p.tensor, p.data, config.precision);
     let mut lines = vec![("checkpoint", summary.path().shown().to_string())];
@@ -44,14 +51,16 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
     }
     lines.extend([
         ("states", format!("{bytes} in {files}: fp32 parameters and Adam's two moments")),
-        ("model", model_words(m, parameters as f64)),
-        (
-            "layout",
-            format!(
-                "written by TP {tensor} x DP {data}, {precision:?}; any layout can go on from it"
-            ),
-        ),
+        ("model", model_words(m, all as f64)),
     ]);
+    if let Some(words) = adapter_words(&config, parameters) {
+        lines.push(("adapters", words));
+        lines.push(("base", base_words(summary, &config)));
+    }
+    lines.extend([(
+        "layout",
+        format!("written by TP {tensor} x DP {data}, {precision:?}; any layout can go on from it"),
+    )]);
     let mut text = String::new();
     for (what, words) in lines {
         // Writing to a String cannot fail.
@@ -59,6 +68,29 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
     }
     text += &table(tensors);
     Ok(text)
+}
+
+/// Rank, linears and number of `parameters` of the adapters; `None` if the run trains all weights.
+fn adapter_words(config: &Config, parameters: usize) -> Option<String> {
+    let Adapter::Lora { rank, alpha, rank_stabilized, targets, .. } = &config.adapter else {
+        return None;
+    };
+    let names = targets.names(&config.model).join(", ");
+    let root = if *rank_stabilized { ", divided by the root of the rank" } else { "" };
+    let parameters = counted(parameters, "parameter");
+    Some(format!("rank {rank}, alpha {alpha}{root}, of {names}: {parameters}"))
+}
+
+/// The weights under the adapters: their folder, and the beginning of their hash.
+fn base_words(summary: &Summary, config: &Config) -> String {
+    match (config.model.pretrained(), summary.base()) {
+        (Some(from), Some(hash)) => format!(
+            "{}, hash {}; it is not in the checkpoint: keep the folder",
+            Path::new(from).shown(),
+            hash.short()
+        ),
+        (..) => "random weights of the run, which are in no folder".into(),
+    }
 }
 
 fn table(tensors: &[TensorEntry]) -> String {

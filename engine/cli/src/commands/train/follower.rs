@@ -6,7 +6,7 @@ use crate::commands::exit::{CommandError, code};
 use crate::commands::processes::Team;
 use crate::commands::resume::unusable;
 use crate::commands::signals::Signals;
-use crate::commands::weights::{base, factors, pretrained};
+use crate::commands::weights::{BY_KEY, base, factors, pretrained};
 use ::data::progress::Silence;
 use checkpoint::{Checkpoint, CheckpointError, RunFolder, open_named, open_step};
 use engine::run::{RunOptions, train};
@@ -85,7 +85,7 @@ impl Follower<'_> {
             let PreparedRun { loaded, built, data, .. } = self.run;
             let pretrained = match &from {
                 None => pretrained(&loaded.config, &built.decoder)?,
-                Some(from) => base(&loaded.config, &built.decoder, from, &Silence)?,
+                Some(from) => base(&loaded.config, &built.decoder, from, BY_KEY, &Silence)?,
             };
             let initial = match &from {
                 None => factors(&loaded.config, &built.decoder)?,

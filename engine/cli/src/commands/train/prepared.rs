@@ -13,8 +13,9 @@ use ::data::{Dataset, Tokenizer, takes_from};
 use checkpoint::hugging_face::PretrainedWeights;
 use checkpoint::{Checkpoint, RunFolder, newest_name, sizes};
 use config::{Config, DataFormat, LoadedConfig};
+use engine::run::Weights;
 use engine::run_dir::{RunDir, RunDirError, RunMode};
-use files::names::{CHECKPOINTS, EXPERTS, FORKED, KEPT, RUNS, UNTRAINED, WEIGHTS};
+use files::names::{CHECKPOINTS, CONFIG, EXPERTS, FORKED, KEPT, RUNS, UNTRAINED, WEIGHTS};
 use files::path_text::PathText;
 use layout::build::{RankLayout, lay_out};
 use predict::choose;
@@ -37,20 +38,21 @@ pub(super) struct PreparedRun {
 /// Checks everything and reads the data; `None` for a run that has finished.
 pub(super) fn prepare(args: &TrainArgs, team: &Team) -> Result<Option<PreparedRun>, CommandError> {
     let machine = &team.machine;
-    let loaded = weights::load(&args.config, machine, starts_anew(args), &|_, _| Vec::new());
+    let starts = starts_anew(args);
+    // A run that goes on has its adapters in its checkpoint.
+    let of_run = args.run_dir.as_ref().filter(|_| !starts).map(|dir| dir.join(CONFIG));
+    let loaded =
+        weights::load(&args.config, machine, starts, of_run.as_deref(), &|_, _| Vec::new());
     let loaded = loaded.map_err(|(code, errors)| CommandError::new(code, errors))?;
     let (mut loaded, early) = epochs::as_steps(args, loaded)?;
     choose(&mut loaded, machine)?;
     check_built(&loaded, machine)?;
     team.check(&loaded.config)?;
-    if team.is_first() && starts_anew(args) {
-        let random = loaded.config.adapters_of_random_weights().map(str::to_owned);
-        for warning in loaded.config.unusual_rate().into_iter().chain(random) {
-            say(&format!("warning: {warning}"));
-        }
+    if team.is_first() && starts {
+        weights::warnings(&loaded).iter().for_each(|warning| say(warning));
     }
     // Only a run of epochs has read its data already.
-    if let Some(data) = early.as_ref().filter(|_| team.is_first() && starts_anew(args))
+    if let Some(data) = early.as_ref().filter(|_| team.is_first() && starts)
         && let Some(few) =
             loaded.config.few_steps(data.num_train_samples(), loaded.config.train.steps)
     {
@@ -120,32 +122,31 @@ impl PreparedRun {
                 // A fork that is refused leaves no directory.
                 let source = RunDir::source(args.run_dir.as_deref())?;
                 let start = start(&source, None)?;
-                let base = start.as_deref().map(|start| self.base(start)).transpose()?.flatten();
+                let base = start.as_deref().map(|start| self.base(start)).transpose()?;
                 let dir = create(Vec::new())?;
                 start.iter().try_for_each(|start| resume::note_source(&dir, start))?;
-                (dir, start, base)
+                (dir, start, base.unwrap_or_default())
             }
             RunMode::Resume => {
                 let first = self.weights_of_a_first_step(args)?;
-                let dir = create(self.own_files(first.as_deref(), args)?)?;
+                let dir = create(self.own_files(first.as_ref(), args)?)?;
                 let start = match &args.run_dir {
                     Some(path) => start(path, Some(dir.folder()))?,
                     None => return Err(RunDirError::NeedsDirectory(mode).into()),
                 };
-                let pretrained = match (&start, first) {
+                let weights = match (&start, first) {
                     (Some(start), _) => self.base(start)?,
-                    (None, None) => {
-                        weights::of_start(&loaded.config, &built.decoder, &TerminalProgress)?
-                    }
-                    (None, first) => first,
+                    (None, Some(first)) => first,
+                    (None, None) => self.weights(&TerminalProgress)?,
                 };
                 // These weights would not match the model that is trained now.
                 dir.remove(WEIGHTS)?;
-                (dir, start, pretrained)
+                (dir, start, weights)
             }
             RunMode::Fresh | RunMode::Overwrite => {
                 let first = self.weights_of_a_first_step(args)?;
-                (create(self.own_files(first.as_deref(), args)?)?, None, first)
+                let dir = create(self.own_files(first.as_ref(), args)?)?;
+                (dir, None, first.unwrap_or_default())
             }
         })
     }
@@ -176,18 +177,21 @@ impl PreparedRun {
     }
 
     /// Opens the weights over which the run of checkpoint `start` trains adapters, if it does.
-    fn base(&self, start: &Checkpoint) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {
-        weights::base(&self.loaded.config, &self.built.decoder, start, &TerminalProgress)
+    fn base(&self, start: &Checkpoint) -> Result<StartWeights, CommandError> {
+        let (config, decoder) = (&self.loaded.config, &self.built.decoder);
+        let base = weights::base(config, decoder, start, weights::BY_KEY, &TerminalProgress)?;
+        Ok(StartWeights { pretrained: base, adapters: None })
     }
 
     /// The file that names the tensors of the folder which the run does not train, if the run keeps
     /// the description of its model; a note says what these are.
     fn own_files(
         &self,
-        first: Option<&PretrainedWeights>,
+        first: Option<&StartWeights>,
         args: &TrainArgs,
     ) -> Result<Vec<(&'static str, Vec<u8>)>, CommandError> {
         let keeps = self.model_files.get("config.json").is_some();
+        let first = first.and_then(|first| first.pretrained.as_deref());
         let Some(first) = first.filter(|_| keeps) else { return Ok(Vec::new()) };
         let experts = first.experts_file().map(|bytes| (EXPERTS, bytes));
         let progress: &dyn Progress = if args.quiet { &Silence } else { &TerminalProgress };
@@ -202,27 +206,44 @@ impl PreparedRun {
         Ok([(UNTRAINED, untrained.encode())].into_iter().chain(experts).collect())
     }
 
-    /// Opens the weights of a folder for a run without steps, and reads all of them once, so that a
+    /// Opens the weights of the folders for a run without steps, and reads all of them once, so that a
     /// refused folder leaves no run directory.
     fn weights_of_a_first_step(
         &self,
         args: &TrainArgs,
-    ) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {
+    ) -> Result<Option<StartWeights>, CommandError> {
         if !starts_anew(args) {
             return Ok(None);
         }
         let progress: &dyn Progress = if args.quiet { &Silence } else { &TerminalProgress };
-        let found = weights::of_start(&self.loaded.config, &self.built.decoder, progress)?;
-        if let Some(found) = &found {
-            found.check(progress)?;
+        let found = self.weights(progress)?;
+        if let Some(pretrained) = &found.pretrained {
+            pretrained.check(progress)?;
         }
-        weights::factors(&self.loaded.config, &self.built.decoder)?;
-        Ok(found)
+        Ok(Some(found))
+    }
+
+    /// The weights of the folders that the config names.
+    fn weights(&self, progress: &dyn Progress) -> Result<StartWeights, CommandError> {
+        let (config, decoder) = (&self.loaded.config, &self.built.decoder);
+        Ok(StartWeights {
+            pretrained: weights::of_start(config, decoder, progress)?,
+            adapters: weights::factors(config, decoder)?,
+        })
     }
 }
 
-/// Run directory, checkpoint to continue from, and weights of a folder to start from.
-pub(super) type OpenedRun = (RunDir, Option<Arc<Checkpoint>>, Option<Arc<PretrainedWeights>>);
+/// Weights from which a run starts, or over which it trains adapters.
+#[derive(Default)]
+pub(super) struct StartWeights {
+    /// Weights of the folder of `model.from`.
+    pub(super) pretrained: Option<Arc<PretrainedWeights>>,
+    /// Adapters of the folder of `adapter.from`.
+    pub(super) adapters: Option<Arc<Weights>>,
+}
+
+/// Run directory, checkpoint to continue from, and weights to start from.
+pub(super) type OpenedRun = (RunDir, Option<Arc<Checkpoint>>, StartWeights);
 
 /// Checks the memory before anything is allocated, and refuses with numbers. Counts the ops of a
 /// step only if the plan is shown. The result has the text about these decisions for the

@@ -37,7 +37,7 @@ const fn model(file: &'static str, line: &'static str) -> Input {
     Input { file, line, takes: Takes::Model }
 }
 
-const INPUTS: [Input; 33] = [
+const INPUTS: [Input; 36] = [
     Input { takes: Takes::Pipes, ..input("tiny.ron", "config check tiny.ron") },
     Input { takes: Takes::Pipes, ..input("tiny.ron", "train tiny.ron -q --run-dir new") },
     input("box.ron", "plan tiny.ron --box ./box.ron --set parallel.tensor=1"),
@@ -69,6 +69,15 @@ const INPUTS: [Input; 33] = [
     model("chat/model.safetensors", "checkpoint import chat new chat.ron --set model.seq_len=256"),
     model("qwen/model.safetensors.index.json", "train qwen.ron -q --run-dir new"),
     model("qwen/model-00002-of-00002.safetensors", "train qwen.ron -q --run-dir new"),
+    input("peft/adapter_config.json", "config check qwen.ron --set adapter=Lora(from:\"peft\")"),
+    input(
+        "peft/adapter_model.safetensors",
+        "config check qwen.ron --set adapter=Lora(from:\"peft\")",
+    ),
+    input(
+        "peft/adapter_model.safetensors",
+        "train qwen.ron -q --run-dir new --set adapter=Lora(from:\"peft\")",
+    ),
     input("text.txt", "train tiny.ron -q --run-dir new"),
     Input {
         takes: Takes::Endless,
@@ -122,6 +131,7 @@ pub(crate) fn material() -> Folder {
     for (from, to) in [
         (fixtures.join("hf-chat-tiny"), "chat"),
         (fixtures.join("hf-qwen3-tiny"), "qwen"),
+        (fixtures.join("peft-qwen3-tiny"), "peft"),
         (fixtures.join("tokenizer-tiny.json"), "tokenizer.json"),
         (boxes.join("topologies/desktop-2x3090.xml"), "topology.xml"),
     ] {
