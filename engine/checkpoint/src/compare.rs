@@ -21,8 +21,8 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Whether checkpoints of the two runs have other tensors, since one trains other adapters than the
-    /// other, or only one trains adapters. Then no run goes on from the other's checkpoint.
+    /// Whether checkpoints of the two runs have other tensors, since the runs train other adapters, or
+    /// only one trains adapters. Then neither run can resume from the other's checkpoint.
     pub fn changes_adapters(&self) -> bool {
         ["adapter", "adapter.rank", "adapter.targets"].contains(&self.key.as_str())
     }

@@ -105,7 +105,7 @@ pub struct ModelSource<'a> {
     pub weights: WeightSource<'a>,
     /// Tokenizer; without it, bytes are tokens, or the prompt is token numbers.
     pub tokenizer: Option<&'a Tokenizer>,
-    /// Folder of the weights under adapters, if it is not that of the config.
+    /// Folder of the weights under adapters, if it is not `model.from` of the config.
     pub base: Option<&'a Path>,
     /// Device that computes: the cores or a GPU.
     pub device: ComputeDevice,

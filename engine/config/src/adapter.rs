@@ -18,7 +18,7 @@ choice! {
         /// Low-rank adapters (LoRA).
         Lora["(rank: 16, alpha: 32)"] {
             /// Folder of PEFT with the adapters from which the run starts, and with the defaults of the
-            /// keys below. A run that goes on does not need it: its checkpoint has the adapters. None:
+            /// keys below. A resumed run does not need it: its checkpoint has the adapters. None:
             /// random adapters, which change nothing before step 1.
             from: Option<String> = path(KeyDefault::Default(None)), resume: Harmless;
             /// Rank of the adapters: the rows of their first factor.
@@ -60,10 +60,10 @@ pub(super) struct PeftSettings {
     pub(super) source: &'static str,
 }
 
-/// What decides the keys of adapters, beside the keys.
+/// Values outside of the adapters that decide their keys.
 #[derive(Clone)]
 pub(super) struct AdapterContext {
-    /// Settings of the adapters from which the run starts or goes on.
+    /// Settings of the adapters from which the run starts or resumes.
     peft: Option<PeftSettings>,
     /// The linears of a layer of the model.
     linears: &'static [&'static str],

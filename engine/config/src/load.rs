@@ -7,7 +7,7 @@ use super::file::{read_stream, utf8};
 use super::keys::refusal;
 use super::parse::{A_CONFIG, parse, stem};
 use super::reading::{Complaint, ConfigError, ConfigReader, Node, Violation, set};
-use super::{Config, LoadedConfig, checks, model_folder, schema};
+use super::{Adapter, Config, LoadedConfig, checks, model_folder, schema};
 use files::foreign_text::foreign;
 use files::path_text::PathText;
 
@@ -43,7 +43,7 @@ pub struct Further<'a> {
     /// Whether a search of layouts chooses the ranks. Then the box may be too small for the ranks
     /// of the file.
     pub searched: bool,
-    /// Config of the run that goes on, if one does. Its adapters are in its checkpoint, so that
+    /// Config of the resumed run, if the config resumes one. Its adapters are in its checkpoint, so that
     /// `adapter.from` is not read.
     pub of_run: Option<&'a Path>,
 }
@@ -81,10 +81,8 @@ pub fn load_and_look(
     sets: &[String],
     further: &Further<'_>,
 ) -> Result<LoadedConfig, ConfigError> {
-    // A config that cannot be read is reported where the run goes on.
-    let of_run = further.of_run.and_then(|path| stored_file(path).ok());
-    let adapter_of_run = of_run.map(|run| run.config.adapter);
-    load_file(ConfigReader { adapter_of_run, ..reader() }, path, sets, further)
+    let of_run = further.of_run.map(Path::to_owned);
+    load_file(ConfigReader { of_run, ..reader() }, path, sets, further)
 }
 
 fn load_file(
@@ -179,6 +177,24 @@ impl LoadedConfig {
     }
 }
 
+/// The adapters of the run that the config of `reader` resumes. A config of a run that cannot be read
+/// is reported where the run is resumed.
+pub(super) fn adapter_of_run(reader: &ConfigReader) -> Option<Adapter> {
+    Some(stored_file(reader.of_run.as_deref()?).ok()?.config.adapter)
+}
+
+/// Adds to the errors of `model.from` that the folder is the base of the resumed run's adapters.
+fn name_base(reader: &mut ConfigReader) {
+    let is_wrong = reader.problems.iter().any(|problem| problem.key == "model.from");
+    if !is_wrong || !matches!(adapter_of_run(reader), Some(Adapter::Lora { .. })) {
+        return;
+    }
+    for problem in reader.problems.iter_mut().filter(|problem| problem.key == "model.from") {
+        problem.message += "; the folder is the base of the adapters of this run";
+        problem.help = "name the new place of the folder: `--set model.from=DIR`".into();
+    }
+}
+
 fn read_all(
     mut reader: ConfigReader,
     text: &str,
@@ -199,7 +215,7 @@ fn read_all(
         return Err(reader.into_error(name));
     }
     let config = reader.read(&tree, "a config", |s| Config::read(s, &stem(name)));
-    model_folder::name_base(&mut reader);
+    name_base(&mut reader);
     let valid = ValidKeys { reader: &reader, config: &config, of_machine: further.of_machine };
     let found = (further.trouble)(&config, &valid);
     for (key, message, help) in found {

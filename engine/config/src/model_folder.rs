@@ -3,7 +3,7 @@
 use super::file::text_of;
 use super::reading::{Complaint, ConfigReader, Problem};
 use super::transformers::{FolderContent, FolderModel, Refusal};
-use super::{Adapter, DataConfig, ModelConfig, Weights, transformers};
+use super::{DataConfig, ModelConfig, Weights, transformers};
 use crate::tokenizers::unread_tokenizers;
 use files::hub::incomplete_download;
 use files::names::is_there;
@@ -55,18 +55,6 @@ fn unread_config(file: &Path, why: Option<ErrorKind>) -> String {
         }
         (Some(ErrorKind::NotFound), Some(why)) => why,
         _ => "nothing is downloaded: name a folder on this machine with config.json".into(),
-    }
-}
-
-/// Adds to the errors of `model.from` that the folder is the base of the adapters of the run that goes
-/// on.
-pub(super) fn name_base(reader: &mut ConfigReader) {
-    if !matches!(reader.adapter_of_run, Some(Adapter::Lora { .. })) {
-        return;
-    }
-    for problem in reader.problems.iter_mut().filter(|problem| problem.key == "model.from") {
-        problem.message += "; the folder is the base of the adapters of this run";
-        problem.help = "name the new place of the folder: `--set model.from=DIR`".into();
     }
 }
 

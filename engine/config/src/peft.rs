@@ -2,6 +2,7 @@
 
 use super::adapter::{AdapterTargets, PeftSettings, known_linear};
 use super::file::text_of;
+use super::load::adapter_of_run;
 use super::reading::{Complaint, ConfigReader, Section};
 use super::{Adapter, ModelConfig};
 use files::foreign_text::foreign;
@@ -54,22 +55,17 @@ struct PeftConfig {
 
 impl Section<'_, '_> {
     /// Reads the settings of the folder of PEFT that `adapter.from` names, for adapters of `model`. A
-    /// stored config has these settings itself, and opens no file. A run that goes on has them, too.
+    /// stored config has these settings itself, and opens no file. A resumed run has them, too.
     pub(super) fn settings_of_peft(&mut self, model: &ModelConfig) -> Option<PeftSettings> {
         if self.reader.stored {
             return None;
         }
         let path = self.named_path("adapter", "from")?;
         if let Some(Adapter::Lora { rank, alpha, rank_stabilized, targets, .. }) =
-            &self.reader.adapter_of_run
+            adapter_of_run(self.reader)
         {
-            return Some(PeftSettings {
-                rank: *rank,
-                alpha: *alpha,
-                rank_stabilized: *rank_stabilized,
-                targets: targets.clone(),
-                source: "that of the run",
-            });
+            let source = "that of the run";
+            return Some(PeftSettings { rank, alpha, rank_stabilized, targets, source });
         }
         let PeftConfig { settings, base, dropout } = of_folder(self.reader, "adapter.from", &path)?;
         let from = model.pretrained().unwrap_or_default();
@@ -242,7 +238,7 @@ mod tests {
             (", \"use_dora\": true", "merge_and_unload()"),
             (", \"r\": 0", "its `r` is 0, and must be a whole number from 1 to 4,096; correct"),
             (", \"r\": null", "it has no `r`, which is a whole number"),
-            (", \"lora_alpha\": 1e300", "its `lora_alpha` is 1e300, and must be a number above 0"),
+            (", \"lora_alpha\": 1e300", "its `lora_alpha` is 1e+300, and must be a number above 0"),
             (", \"lora_alpha\": 1e-60", "its `lora_alpha` is 1e-60, and must"),
             (", \"use_rslora\": \"yes\"", "its `use_rslora` is \"yes\", and must be true or false"),
             (", \"lora_dropout\": \"x\"", "its `lora_dropout` is \"x\", and must be a number"),

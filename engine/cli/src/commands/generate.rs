@@ -32,8 +32,8 @@ pub(super) struct GenerateArgs {
     run: PathBuf,
     #[command(flatten)]
     choice: ChoiceArgs,
-    /// Folder of the weights under the adapters of the run, if it is not at model.from any more. Its
-    /// hash must be that of the run
+    /// Folder of the weights under the adapters of the run, if it is not at model.from any more. The
+    /// run has their hash, and other weights are refused
     #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
     /// Device, if not that of the run: device=Cpu (the cores) or device=Cuda (one GPU). Number

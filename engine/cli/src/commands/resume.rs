@@ -330,7 +330,7 @@ const CHECKPOINT: ForkAdvice = (
     "give --fork to start from it in a new directory, with the same shape of the model",
 );
 const FORK: ForkAdvice = ("fork", "give --fork with the --run-dir of its source");
-/// Alternative to restoring the adapters: a fork has those of its source.
+/// Alternative to restoring the adapters: a fork keeps the adapters of its source.
 const NEW_RUN: &str =
     "train other adapters in a new run: with another --run-dir, and without --resume and --fork";
 

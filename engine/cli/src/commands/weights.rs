@@ -55,7 +55,7 @@ pub(super) fn factors(
 
 /// Option of a command that names the base of adapters.
 pub(super) const BY_OPTION: &str = "--base DIR";
-/// Setting that names the base of the adapters of a run which goes on.
+/// Setting that names the base of the adapters of a resumed run.
 pub(super) const BY_KEY: &str = "--set model.from=DIR";
 
 /// Weights over which the run of checkpoint `of` trains adapters; `None` if it has no adapters.
@@ -150,7 +150,7 @@ pub(super) fn warnings(loaded: &LoadedConfig) -> Vec<String> {
 }
 
 /// Loads a config. If training starts from the config's folder (`starts`), a refused folder is an
-/// error. `of_run`: config of the run that goes on, if one does. `more` finds further errors.
+/// error. `of_run`: config of the resumed run, if there is one. `more` finds further errors.
 ///
 /// # Errors
 /// All errors, and the exit code.

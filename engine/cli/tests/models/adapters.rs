@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
-use crate::common::{Folder, with_chats};
+use crate::common::{Folder, has_strace, with_chats};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Adapters that learn fast.
 const LORA: &str = "adapter=Lora(rank: 4, alpha: 8)";
@@ -356,4 +357,27 @@ fn a_model_whose_adapters_have_no_folder_of_peft_is_told_before_the_run() {
     let said = check("hf-phi3-tiny");
     assert!(said.contains("note: adapter: `checkpoint export --to peft` refuses"), "{said}");
     assert!(!check("hf-llama3-tiny").contains("note: adapter"));
+}
+
+#[test]
+fn numbers_of_a_folder_of_peft_are_read_once() {
+    if !has_strace() {
+        return;
+    }
+    let folder = with_chats();
+    trained(&folder, "run", &[]);
+    folder.onebox(&["checkpoint", "export", "run", "peft", "--to", "peft"]).ok();
+    let file = folder.path("peft/adapter_model.safetensors").canonicalize().unwrap();
+    let mut command = Command::new("strace");
+    command.args(["-f", "-qq", "-o"]).arg(folder.path("reads"));
+    command.args(["-e", "trace=read,pread64", "-P"]).arg(&file);
+    command.args([env!("CARGO_BIN_EXE_onebox"), "train", "chat.ron", "-q", "--run-dir", "next"]);
+    command.args(["--set", "adapter=Lora(from: \"peft\")"]).current_dir(folder.path(""));
+    Folder::done(command).ok();
+    let log = folder.read("reads");
+    let counts = log.lines().filter_map(|line| line.rsplit(" = ").next()?.parse::<u64>().ok());
+    let (read, all) = (counts.sum::<u64>(), fs::metadata(&file).unwrap().len());
+    let header = u64::from_le_bytes(*fs::read(&file).unwrap().first_chunk().unwrap());
+    // The check before the run reads the header, too.
+    assert!(read >= all && read < all + header + 64, "{read} of {all} bytes\n{log}");
 }

@@ -5,12 +5,13 @@
 //! reader with problems returns no configuration.
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 
 use super::{
     Complaint, ConfigError, ConfigSource, GivenValue, Item, Key, Node, Problem, Refusal, SHOWN,
     SourceKind, Span, Spot, Violation, join, short, suggest,
 };
-use crate::{Adapter, Origin};
+use crate::Origin;
 
 /// Texts, and the state of the keys that were read.
 #[derive(Default)]
@@ -30,8 +31,8 @@ pub(crate) struct ConfigReader {
     pub(crate) boxless: bool,
     /// Whether a search chooses the ranks. Then the box may be too small for the ranks of the text.
     pub(crate) searched: bool,
-    /// Adapters of the run that goes on with this config. They are in its checkpoint.
-    pub(crate) adapter_of_run: Option<Adapter>,
+    /// Config of the run that this config resumes.
+    pub(crate) of_run: Option<PathBuf>,
     /// Warnings about what a valid config names.
     pub(crate) warnings: Vec<String>,
     /// Reads values that an answer to a key of another tool proposes.

@@ -38,8 +38,8 @@ pub(in crate::commands) struct ExportArgs {
     /// Merge the adapters of the run into the weights of model.from
     #[arg(long)]
     merge: bool,
-    /// With --merge: folder of the weights under the adapters, if it is not at model.from any more. Its
-    /// hash must be that of the checkpoint
+    /// With --merge: folder of the weights under the adapters, if it is not at model.from any more. The
+    /// checkpoint has their hash, and other weights are refused
     #[arg(long, value_name = "DIR", requires = "merge")]
     base: Option<PathBuf>,
     /// Type of the numbers: 4 bytes or 2 bytes each
