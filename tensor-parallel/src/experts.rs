@@ -7,6 +7,7 @@
 
 use crate::activation_checkpoints::slot_prefix;
 use crate::branch::{Branch, Scratch};
+use crate::expert_biases::ExpertBiases;
 use crate::expert_loads::{ExpertLoads, LayerBalance, LayerLoads};
 use crate::experts_scratch::ExpertsScratch;
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
@@ -27,6 +28,7 @@ pub(crate) struct Experts {
     /// the gradients.
     correction: Option<Tensor>,
     shared: Option<SharedExpert>,
+    biases: Option<ExpertBiases>,
 }
 
 /// The choices of a layer's router for a micro-batch. They stay until the layer's backward pass.
@@ -121,6 +123,7 @@ impl Experts {
         }
         SharedExpert::declare(params, shape, experts);
         router_correction::declare(params, experts);
+        ExpertBiases::declare(params, shape, experts);
     }
 
     /// Declares the router's weight (E, C). It must stand directly after the weights of keys and
@@ -137,8 +140,11 @@ impl Experts {
     pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, experts: &ExpertsShape) -> Self {
         let (c, inner) = (shape.hidden, experts.ffn_hidden / shape.tp_size);
         // The name without the expert's number.
-        let own =
-            |name: &str| Some(name.strip_prefix(EXPERTS)?.split_once('.')?.1 == "proj.weight");
+        let own = |name: &str| {
+            let (_, matrix) =
+                name.strip_suffix(".weight")?.strip_prefix(EXPERTS)?.split_once('.')?;
+            Some(matrix == "proj")
+        };
         let weights = |whose, is_proj, shape: (usize, usize)| ExpertWeights {
             all: flat.run_of(whose, |name| own(name) == Some(is_proj)),
             shape,
@@ -151,6 +157,7 @@ impl Experts {
             proj: weights("projections of experts", true, (c, inner)),
             correction: experts.sigmoid.map(|_| flat.whole(CORRECTION)),
             shared: SharedExpert::cut(flat, experts),
+            biases: ExpertBiases::cut(flat, shape, experts),
         }
     }
 }
@@ -252,7 +259,9 @@ impl AppliedExperts {
         let Routes { logits, weights, choices, offsets, order, places } = self.routes;
         let (count, scoring) = (self.shape.count, self.scoring());
         let scratch = self.scratch.sort.slice(0..expert_sort_scratch(order.len(), count));
-        dev.submit(Compute, Op::product(normed, self.experts.router.t(), logits));
+        let (a, b, bias) = (normed, self.experts.router.t(), self.experts.biases);
+        let (c, bias, epilogue) = (logits, bias.map(|biases| biases.router), Epilogue::None);
+        dev.submit(Compute, Op::Gemm { a, b, c, bias, add: false, epilogue });
         dev.submit(Compute, Op::Route { logits, weights, choices, scoring });
         dev.submit(Compute, Op::SortByExpert { choices, offsets, order, places, scratch });
     }
@@ -310,8 +319,14 @@ impl AppliedExperts {
         };
         self.gather_rows(dev, normed);
         forward(sorted, pre, self.experts.gate_up);
+        if let Some(biases) = self.experts.biases {
+            biases.add_to_inner(dev, pre, offsets);
+        }
         dev.submit(Compute, Op::SwiGlu { x: pre, y: act, gate: self.gate });
         forward(act, y, self.experts.proj);
+        if let Some(biases) = self.experts.biases {
+            biases.add_to_output(dev, y, offsets);
+        }
         if let Some(shared) = self.shared() {
             shared.inner_forward(dev, normed);
         }
@@ -362,9 +377,15 @@ impl AppliedExperts {
         let summed_weights = self.start_sum_of_weights(dev);
         input_gradient(d_y, d_act, self.experts.proj);
         weight_gradient(d_y, act, grads.proj);
+        if let Some(biases) = grads.biases {
+            biases.output_gradient(dev, d_y, offsets, branch.region.sequence);
+        }
         dev.submit(Compute, Op::SwiGluBackward { x: pre, d: d_act, gate });
         // The outputs are no longer needed: their buffer takes the gradients of the inputs.
         let (d_pre, d_sorted) = (pre, y);
+        if let Some(biases) = grads.biases {
+            biases.inner_gradient(dev, d_pre, offsets);
+        }
         input_gradient(d_pre, d_sorted, self.experts.gate_up);
         let (y, weights, out) = (d_sorted, None, branch.d_normed);
         dev.submit(Compute, Op::CombineExperts { y, places, weights, out });
@@ -387,6 +408,9 @@ impl AppliedExperts {
             [d_logits, branch.normed].map(|t| branch.region.rows(dev, t));
         if !grads.router.is_empty() {
             dev.submit(Compute, Op::product(own_d_logits.t(), own_normed, grads.router));
+        }
+        if let Some(biases) = grads.biases {
+            biases.router_gradient(dev, own_d_logits);
         }
         self.gather_rows(dev, branch.normed);
         weight_gradient(d_pre, sorted, grads.gate_up);
