@@ -1,6 +1,6 @@
 //! Attention: portable and on tensor cores.
 
-use super::rig::{self, Rig, VALUES, noise};
+use super::rig::{self, Rig, VALUES, noise, normal};
 use super::{DROPOUT, NO_DROPOUT, in_each_type};
 use device::{Dropout, Dtype, Heads, Op, Scores};
 
