@@ -20,7 +20,8 @@ from safetensors import safe_open
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests/fixtures"
 CLASSES = ["gpt2", "llama3", "llama-linear", "mistral", "mistral-window", "ministral3", "qwen2", "qwen3", "qwen3-window", "gemma2",
-           "gemma3", "olmo2", "olmo3", "smollm3", "phi3", "granite", "seed-oss", "qwen3-moe", "mixtral", "olmoe", "chat"]
+           "gemma3", "olmo2", "olmo3", "smollm3", "phi3", "granite", "seed-oss", "qwen3-moe", "mixtral", "olmoe", "glm4-moe", "glm4-air",
+           "gpt-oss", "chat"]
 # Wrappers: the class, the fixture whose config is that of its decoder, and the parts that are no decoder.
 WRAPPERS = {
     "gemma3-wrapper": ("Gemma3", "gemma3", ("vision_tower", "multi_modal_projector")),

@@ -3,6 +3,7 @@
 //! projection back.
 
 use crate::adapter::{self, Adapter};
+use crate::attention_sinks::AttentionSinks;
 use crate::branch::{Branch, Scratch};
 use crate::linear::{Fp8Linear, Fp8Operands, Linear, LinearGrads};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
@@ -29,9 +30,10 @@ pub(crate) struct AttentionActivations {
 /// Parameters of attention, or their gradients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attention {
-    qkv_weight: Tensor,                   // ((H + 2 K) D/t, C)
-    qkv_bias: Option<Tensor>,             // ((H + 2 K) D/t)
-    gains: Option<Gains>,                 // of the norm of q and k
+    qkv_weight: Tensor,       // ((H + 2 K) D/t, C)
+    qkv_bias: Option<Tensor>, // ((H + 2 K) D/t)
+    gains: Option<Gains>,     // of the norm of q and k
+    pub(crate) sinks: Option<AttentionSinks>,
     proj_weight: Tensor,                  // (C, H D/t)
     pub(crate) proj_bias: Option<Tensor>, // (C), added after the sum over the ranks
     qkv_adapter: Option<Adapter>,
@@ -126,6 +128,7 @@ impl Attention {
             1 => Split::Rows,
             ranks => Split::SharedRows { ranks },
         };
+        AttentionSinks::declare(params, shape);
         if architecture.joined_qkv {
             params.add("attn.qkv.weight", (3 * q, c), Split::ThreeRows, shape.weight_init());
             if architecture.qkv_bias {
@@ -189,6 +192,7 @@ impl Attention {
                 }
                 QkNorm::Width => Gains::Width(flat.joined(&GAINS, "weight")),
             }),
+            sinks: AttentionSinks::cut(flat, shape),
             proj_weight: flat.get("attn.proj", "weight"),
             proj_bias: architecture
                 .proj_bias
@@ -297,6 +301,9 @@ impl Attention {
         self.project(dev, normed, saved);
         self.rotate(dev, shape, saved, pass);
         dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout, scores });
+        if let Some(sinks) = self.sinks {
+            sinks.forward(dev, saved, heads);
+        }
     }
 
     /// Computes normed (rows, C) -> q, k and v, in `saved`.
@@ -371,6 +378,9 @@ impl Attention {
             Compute,
             Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores },
         );
+        if let Some((sinks, d_sinks)) = self.sinks.zip(grads.sinks) {
+            sinks.backward(dev, saved, d_out, heads, d_sinks);
+        }
         if let Some(table) = table {
             let of_heads = match grads.gains {
                 Some(Gains::Heads(HeadNormGrads { q_gain, k_gain })) => {

@@ -8,6 +8,7 @@
 use crate::activation_checkpoints::slot_prefix;
 use crate::branch::{Branch, Scratch};
 use crate::expert_adapters::{self, ExpertAdapter};
+use crate::expert_biases::ExpertBiases;
 use crate::expert_loads::{ExpertLoads, LayerBalance, LayerLoads};
 use crate::experts_scratch::ExpertsScratch;
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
@@ -30,6 +31,7 @@ pub(crate) struct Experts {
     shared: Option<SharedExpert>,
     gate_up_adapter: Option<ExpertAdapter>,
     proj_adapter: Option<ExpertAdapter>,
+    biases: Option<ExpertBiases>,
 }
 
 /// The choices of a layer's router for a micro-batch. They stay until the layer's backward pass.
@@ -125,6 +127,7 @@ impl Experts {
         expert_adapters::declare(params, shape, experts);
         SharedExpert::declare(params, shape, experts);
         router_correction::declare(params, experts);
+        ExpertBiases::declare(params, shape, experts);
     }
 
     /// Declares the router's weight (E, C). It must stand directly after the weights of keys and
@@ -167,6 +170,7 @@ impl Experts {
             shared: SharedExpert::cut(flat, experts),
             gate_up_adapter,
             proj_adapter,
+            biases: ExpertBiases::cut(flat, shape, experts),
         }
     }
 }
@@ -268,7 +272,9 @@ impl AppliedExperts {
         let Routes { logits, weights, choices, offsets, order, places } = self.routes;
         let (count, scoring) = (self.shape.count, self.scoring());
         let scratch = self.scratch.sort.slice(0..expert_sort_scratch(order.len(), count));
-        dev.submit(Compute, Op::product(normed, self.experts.router.t(), logits));
+        let (a, b, bias) = (normed, self.experts.router.t(), self.experts.biases);
+        let (c, bias, epilogue) = (logits, bias.map(|biases| biases.router), Epilogue::None);
+        dev.submit(Compute, Op::Gemm { a, b, c, bias, add: false, epilogue });
         dev.submit(Compute, Op::Route { logits, weights, choices, scoring });
         dev.submit(Compute, Op::SortByExpert { choices, offsets, order, places, scratch });
     }
@@ -329,10 +335,16 @@ impl AppliedExperts {
         if let Some(adapter) = self.experts.gate_up_adapter {
             adapter.forward(dev, offsets, sorted, pre);
         }
+        if let Some(biases) = self.experts.biases {
+            biases.add_to_inner(dev, pre, offsets);
+        }
         dev.submit(Compute, Op::SwiGlu { x: pre, y: act, gate: self.gate });
         forward(act, y, self.experts.proj);
         if let Some(adapter) = self.experts.proj_adapter {
             adapter.forward(dev, offsets, act, y);
+        }
+        if let Some(biases) = self.experts.biases {
+            biases.add_to_output(dev, y, offsets);
         }
         if let Some(shared) = self.shared() {
             shared.inner_forward(dev, normed);
@@ -388,9 +400,15 @@ impl AppliedExperts {
             adapter.input_gradient(dev, offsets, d_y, d_act);
             adapter.weight_gradient(dev, offsets, d_y, act, grads);
         }
+        if let Some(biases) = grads.biases {
+            biases.output_gradient(dev, d_y, offsets, branch.region.sequence);
+        }
         dev.submit(Compute, Op::SwiGluBackward { x: pre, d: d_act, gate });
         // The outputs are no longer needed: their buffer takes the gradients of the inputs.
         let (d_pre, d_sorted) = (pre, y);
+        if let Some(biases) = grads.biases {
+            biases.inner_gradient(dev, d_pre, offsets);
+        }
         input_gradient(d_pre, d_sorted, self.experts.gate_up);
         if let Some(adapter) = self.experts.gate_up_adapter {
             adapter.input_gradient(dev, offsets, d_pre, d_sorted);
@@ -416,6 +434,9 @@ impl AppliedExperts {
             [d_logits, branch.normed].map(|t| branch.region.rows(dev, t));
         if !grads.router.is_empty() {
             dev.submit(Compute, Op::product(own_d_logits.t(), own_normed, grads.router));
+        }
+        if let Some(biases) = grads.biases {
+            biases.router_gradient(dev, own_d_logits);
         }
         let adapters = self.experts.gate_up_adapter.zip(grads.gate_up_adapter);
         if !grads.gate_up.all.is_empty() || adapters.is_some() {

@@ -17,6 +17,8 @@ pub struct ExpertsShape {
     /// Inner width of an MLP with a gate that all tokens pass beside their experts, and whose output
     /// is added to theirs; a multiple of the ranks. `None`: there is none.
     pub shared_hidden: Option<usize>,
+    /// Whether the router and the linears of experts have biases.
+    pub biases: bool,
     /// Loss that spreads the tokens evenly over the experts. `None`: there is no such loss.
     pub balance: Option<Balance>,
 }

@@ -93,6 +93,9 @@ impl Attention {
                 let AttentionActivations { qkv, out, lse, .. } = saved;
                 let op = Op::Attention { qkv, out, lse, heads, starts, dropout, scores };
                 dev.submit(Compute, op);
+                if let Some(sinks) = self.sinks {
+                    sinks.forward(dev, saved, heads);
+                }
                 continue;
             }
             for i in 0..new.count {
@@ -101,7 +104,8 @@ impl Attention {
                 let first = scores.window.map_or(0, |window| end.saturating_sub(window));
                 let cache = cache.rows(layer, new.sample, first..end);
                 let (out, scores) = (saved.out.rows(i..i + 1), Scores { window: None, ..scores });
-                dev.submit(Compute, Op::CachedAttention { q, cache, out, heads, scores });
+                let sinks = self.sinks.map(|sinks| sinks.0);
+                dev.submit(Compute, Op::CachedAttention { q, cache, out, heads, scores, sinks });
             }
         }
     }

@@ -29,7 +29,6 @@ pub(crate) enum MlpLayerActivations {
 
 /// The branch in a pass.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a step copies handles and allocates nothing")]
 pub(crate) enum AppliedMlpLayer {
     /// One MLP.
     Dense(Mlp, MlpActivations),

@@ -92,6 +92,8 @@ pub struct Architecture {
     pub proj_bias: bool,
     /// Norm of q and k before their rotation.
     pub qk_norm: Option<QkNorm>,
+    /// Whether each head has a score without a key and a value in the sum of its softmax.
+    pub attention_sinks: bool,
     /// Activation of the gate of an MLP without biases. `None`: an MLP with GELU and biases.
     pub gate: Option<Gate>,
     /// Factor of q k'. `None`: 1 / sqrt(D).
@@ -125,6 +127,7 @@ impl Architecture {
         qkv_bias: true,
         proj_bias: true,
         qk_norm: None,
+        attention_sinks: false,
         gate: None,
         attention_scale: None,
         score_cap: None,
@@ -334,7 +337,7 @@ impl DecoderShape {
     /// Name of the MLP's activation.
     pub(crate) const fn activation(&self) -> &'static str {
         match self.architecture.gate {
-            Some(Gate::Silu) => "swiglu",
+            Some(Gate::Silu | Gate::ClampedSilu { .. }) => "swiglu",
             Some(Gate::Gelu) => "geglu",
             None => "gelu",
         }
@@ -485,6 +488,7 @@ mod tests {
                 normalize,
                 sigmoid: None,
                 shared_hidden: None,
+                biases: false,
                 balance: None,
             };
             let of_row = |[c, s]: &[[f64; 3]; 2]| {

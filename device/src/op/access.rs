@@ -67,8 +67,9 @@ impl Op {
                 all(&[(Read, x), (Read, gain), (Read, stats), (Read, d_y)]);
                 all(&[(if add { Update } else { Write }, d_x), (Write, d_gain)]);
             }
-            Self::CachedAttention { q, cache, out, .. } => {
+            Self::CachedAttention { q, cache, out, sinks, .. } => {
                 all(&[(Read, q), (Read, cache), (Write, out)]);
+                sinks.into_iter().for_each(|sinks| all(&[(Read, sinks)]));
             }
             Self::Rotary { qkv, table, starts, norm, .. } => {
                 all(&[(Update, qkv), (Read, table)]);
@@ -111,6 +112,12 @@ impl Op {
             Self::AttentionBackward { qkv, out, lse, d_out, d_qkv, starts, .. } => {
                 all(&[(Read, qkv), (Read, out), (Read, lse), (Read, d_out), (Write, d_qkv)]);
                 starts.into_iter().for_each(|starts| all(&[(Read, starts)]));
+            }
+            Self::AttentionSinks { out, lse, sinks, .. } => {
+                all(&[(Update, out), (Update, lse), (Read, sinks)]);
+            }
+            Self::AttentionSinksBackward { out, lse, d_out, sinks, d_sinks, .. } => {
+                all(&[(Read, out), (Read, lse), (Read, d_out), (Read, sinks), (Write, d_sinks)]);
             }
             Self::BiasDropoutAdd { x, bias, residual, y, .. } => {
                 all(&[(Read, x), (Read, residual), (Write, y)]);
@@ -155,6 +162,12 @@ impl Op {
                 all(&[(Read, a), (Read, offsets), (weights, experts.all)]);
                 b.into_iter().for_each(|b| all(&[(Read, b)]));
                 c.into_iter().for_each(|c| all(&[(if add { Update } else { Write }, c)]));
+            }
+            Self::AddExpertBiases { x, biases, offsets } => {
+                all(&[(Update, x), (Read, biases), (Read, offsets)]);
+            }
+            Self::ExpertBiasesBackward { d_y, offsets, d_biases } => {
+                all(&[(Read, d_y), (Read, offsets), (Write, d_biases)]);
             }
             Self::CombineExperts { y, places, weights, out } => {
                 all(&[(Read, y), (Read, places), (Write, out)]);

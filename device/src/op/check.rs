@@ -1,7 +1,7 @@
 //! Checks an op independently of other ops: its lane, shapes and types.
 
 use crate::op::{Family, MAXIMA, Product};
-use crate::{Arena, Dtype, Epilogue, HeadNorm, Heads, Lane, Op, Scores, Tensor, WidthNorm};
+use crate::{Arena, Dtype, Epilogue, Gate, HeadNorm, Heads, Lane, Op, Scores, Tensor, WidthNorm};
 
 impl Op {
     /// The lanes that accept this op.
@@ -139,6 +139,12 @@ impl Op {
                 check_width_norm(d_qkv, raw, norm, dots),
                 same(d_gain.len(), norm.gain.len()),
             ]),
+            Self::SwiGlu { gate: Gate::ClampedSilu { slope, limit }, .. }
+            | Self::SwiGluBackward { gate: Gate::ClampedSilu { slope, limit }, .. }
+                if !(slope.is_finite() && slope > 0.0 && limit.is_finite() && limit > 0.0) =>
+            {
+                Err(format!("a gate with the slope {slope} and the limit {limit}"))
+            }
             Self::SwiGlu { x, y: d, .. } | Self::SwiGluBackward { x, d, .. } => {
                 all_of(&[same(x.shape().0, d.shape().0), same(x.shape().1, 2 * d.shape().1)])
             }
@@ -151,9 +157,17 @@ impl Op {
             Self::CachedAttention { scores: Scores { window: Some(window), .. }, .. } => {
                 Err(format!("a window of {window} keys; `cache` is the rows of the window alone"))
             }
-            Self::CachedAttention { q, cache, out, heads, scores } => {
-                all_of(&[check_cached(q, cache, out, heads), check_scores(scores)])
-            }
+            Self::CachedAttention { q, cache, out, heads, scores, sinks } => all_of(&[
+                check_cached(q, cache, out, heads),
+                check_scores(scores),
+                sinks.map_or(Ok(()), |sinks| same(sinks.len(), heads.count)),
+            ]),
+            Self::AttentionSinks { out, lse, sinks, heads } => check_sinks(out, lse, sinks, heads),
+            Self::AttentionSinksBackward { out, lse, d_out, sinks, d_sinks, heads } => all_of(&[
+                check_sinks(out, lse, sinks, heads),
+                same(out.len(), d_out.len()),
+                same(sinks.len(), d_sinks.len()),
+            ]),
             Self::AttentionBackward {
                 qkv, out, lse, d_out, d_qkv, heads, starts, scores, ..
             } => all_of(&[
@@ -374,6 +388,18 @@ fn check_width_norm(
     ])
 }
 
+/// Checks sinks (H) of heads with the outputs `out` (B T, H D) and `lse` (B, H, T) F32.
+fn check_sinks(out: Tensor, lse: Tensor, sinks: Tensor, heads: Heads) -> Result<(), String> {
+    check_heads(heads)?;
+    let (rows, width) = out.shape();
+    all_of(&[
+        same(width % heads.count, 0),
+        same(rows % heads.seq_len, 0),
+        one_of(lse, Dtype::F32, rows * heads.count),
+        same(sinks.len(), heads.count),
+    ])
+}
+
 pub(super) fn one_of(t: Tensor, dtype: Dtype, len: usize) -> Result<(), String> {
     if t.dtype() == dtype {
         same(t.len(), len)
@@ -429,7 +455,7 @@ mod tests {
         }
         let (q, out) = (tensor(Dtype::Bf16, (1, 16)), tensor(Dtype::Bf16, (1, 16)));
         let cache = tensor(Dtype::Bf16, (9, 16));
-        let of = |scores| Op::CachedAttention { q, cache, out, heads, scores };
+        let of = |scores| Op::CachedAttention { q, cache, out, heads, scores, sinks: None };
         assert_eq!(of(usual).check(Lane::Compute), Ok(()));
         says(&of(Scores { window: Some(4), ..usual }), "rows of the window alone");
     }

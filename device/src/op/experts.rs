@@ -170,6 +170,14 @@ impl Op {
                 all_of(&[value(x), same(x.shape().1, y.shape().1), one_of(order, Dtype::I32, rows)])
             }
             Self::GroupedGemm { .. } => self.check_grouped(),
+            Self::AddExpertBiases { x: rows, biases, offsets }
+            | Self::ExpertBiasesBackward { d_y: rows, offsets, d_biases: biases } => all_of(&[
+                check_count(biases.shape().0),
+                value(rows),
+                value(biases),
+                same(rows.shape().1, biases.shape().1),
+                one_of(offsets, Dtype::I32, biases.shape().0 + 1),
+            ]),
             Self::CombineExperts { y, places, weights, out } => all_of(&[
                 check_places(places, y),
                 weights.map_or(Ok(()), |t| shaped(t, Dtype::F32, places.shape())),

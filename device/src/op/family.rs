@@ -42,7 +42,10 @@ impl Op {
             | Self::WidthNormBackwardSums { .. }
             | Self::WidthNormBackward { .. } => Family::Norm,
             Self::Rotary { .. } | Self::RotaryBackward { .. } => Family::Rotary,
-            Self::Attention { .. } | Self::AttentionBackward { .. } => Family::Attention,
+            Self::Attention { .. }
+            | Self::AttentionBackward { .. }
+            | Self::AttentionSinks { .. }
+            | Self::AttentionSinksBackward { .. } => Family::Attention,
             Self::CachedAttention { .. } | Self::LastColumns { .. } => Family::Cache,
             Self::CapLogits { .. }
             | Self::RowMax { .. }
@@ -54,6 +57,8 @@ impl Op {
             | Self::SortByExpert { .. }
             | Self::GatherRows { .. }
             | Self::GroupedGemm { .. }
+            | Self::AddExpertBiases { .. }
+            | Self::ExpertBiasesBackward { .. }
             | Self::CombineExperts { .. }
             | Self::CombineExpertsBackward { .. }
             | Self::ExpertLoad { .. }

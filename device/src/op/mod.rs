@@ -71,12 +71,20 @@ impl Dropout {
 }
 
 /// The activation of a gate.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Gate {
     /// silu(z) = z / (1 + e^-z).
     Silu,
     /// gelu(z), tanh form.
     Gelu,
+    /// g / (1 + e^-(slope g)) with g = min(z, limit). The values of the gate are 1 + up, with up
+    /// between -limit and limit (gpt-oss, arXiv 2508.10925, section 2.2).
+    ClampedSilu {
+        /// Factor in the exponent.
+        slope: f32,
+        /// Largest gate, and largest magnitude of up.
+        limit: f32,
+    },
 }
 
 /// The columns of vocabulary-parallel logits that a rank holds.
@@ -238,11 +246,34 @@ pub enum Op {
         dropout: Dropout,
         scores: Scores,
     },
+    /// Adds a key without a value to the softmax of each head h, with the score `sinks` (H) of the
+    /// head (arXiv 2309.17453, section 3.2). out and lse are those of [`Attention`](Self::Attention):
+    /// out /= 1 + e^(sink - lse), and lse = ln(e^lse + e^sink), in place.
+    AttentionSinks { out: Tensor, lse: Tensor, sinks: Tensor, heads: Heads },
+    /// d_sinks (H) = the gradient with respect to the sinks: minus the sum over the rows of
+    /// e^(sink - lse) times the product of a head's d_out and out, in an order that depends on the
+    /// shape alone. out and lse are those of [`AttentionSinks`](Self::AttentionSinks).
+    AttentionSinksBackward {
+        out: Tensor,
+        lse: Tensor,
+        d_out: Tensor,
+        sinks: Tensor,
+        d_sinks: Tensor,
+        heads: Heads,
+    },
     /// out (1, H D) = softmax(scores) v of one new token with queries q (1, H D). Each row of the KV
     /// cache `cache` (n, 2 K D) has the keys and then the values of K heads of one token. The last
     /// row is the new token's. The token sees all rows: with a window, `cache` has the rows of the
-    /// window alone, and `scores` has no window.
-    CachedAttention { q: Tensor, cache: Tensor, out: Tensor, heads: Heads, scores: Scores },
+    /// window alone, and `scores` has no window. `sinks` (H): see
+    /// [`AttentionSinks`](Self::AttentionSinks).
+    CachedAttention {
+        q: Tensor,
+        cache: Tensor,
+        out: Tensor,
+        heads: Heads,
+        scores: Scores,
+        sinks: Option<Tensor>,
+    },
     /// y (n, w) = the last w columns of x (n, m): keys and values for the KV cache.
     LastColumns { x: Tensor, y: Tensor },
     /// y = residual + scale dropout(x + bias).
@@ -327,6 +358,11 @@ pub enum Op {
         offsets: Tensor,
         add: bool,
     },
+    /// Row r of x (R, n) += row e of `biases` (E, n), where e is the expert of row r.
+    AddExpertBiases { x: Tensor, biases: Tensor, offsets: Tensor },
+    /// Row e of d_biases (E, n) = sum over the rows of d_y (R, n) of expert e, in an order that
+    /// depends on their number alone; 0 without rows.
+    ExpertBiasesBackward { d_y: Tensor, offsets: Tensor, d_biases: Tensor },
     /// out (N, C) = sum over the slots of a token, in order and in fp32, of weights (N, k) F32 times
     /// rows places (N, k) of y (R, C). Without weights the factors are 1.
     CombineExperts { y: Tensor, places: Tensor, weights: Option<Tensor>, out: Tensor },

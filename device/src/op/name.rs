@@ -26,6 +26,10 @@ impl Op {
             Self::WidthNormBackward { .. } => "width_norm_backward",
             Self::SwiGlu { gate: Gate::Gelu, .. } => "geglu",
             Self::SwiGluBackward { gate: Gate::Gelu, .. } => "geglu_backward",
+            Self::SwiGlu { gate: Gate::ClampedSilu { .. }, .. } => "clamped_swiglu",
+            Self::SwiGluBackward { gate: Gate::ClampedSilu { .. }, .. } => {
+                "clamped_swiglu_backward"
+            }
             Self::SwiGlu { .. } => "swiglu",
             Self::SwiGluBackward { .. } => "swiglu_backward",
             Self::Gelu { .. } => "gelu",
@@ -33,6 +37,8 @@ impl Op {
             Self::ColumnSum { .. } => "column_sum",
             Self::Attention { .. } => "attention",
             Self::AttentionBackward { .. } => "attention_backward",
+            Self::AttentionSinks { .. } => "attention_sinks",
+            Self::AttentionSinksBackward { .. } => "attention_sinks_backward",
             Self::CachedAttention { .. } => "cached_attention",
             Self::LastColumns { .. } => "last_columns",
             Self::BiasDropoutAdd { .. } => "bias_dropout_add",
@@ -47,6 +53,8 @@ impl Op {
             Self::SortByExpert { .. } => "sort_by_expert",
             Self::GatherRows { .. } => "gather_rows",
             Self::GroupedGemm { .. } => "grouped_gemm",
+            Self::AddExpertBiases { .. } => "add_expert_biases",
+            Self::ExpertBiasesBackward { .. } => "expert_biases_backward",
             Self::CombineExperts { .. } => "combine_experts",
             Self::CombineExpertsBackward { .. } => "combine_experts_backward",
             Self::ExpertLoad { .. } => "expert_load",

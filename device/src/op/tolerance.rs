@@ -153,6 +153,8 @@ impl Op {
                 let terms = heads.group() * heads.seq_len + heads.dim(qkv.shape().1);
                 (qkv.dtype(), terms, 4.0)
             }
+            Self::AttentionSinks { .. } => return Tolerance::elementwise(dtype),
+            Self::AttentionSinksBackward { out, .. } => (Dtype::F32, out.len(), 0.0),
             _ => return Tolerance::EXACT,
         };
         Tolerance::sum(dtype, sum_of_products(operand, terms), stored)
@@ -176,6 +178,10 @@ impl Op {
                 };
                 let stored = f64::from(u8::from(add));
                 Tolerance::sum(dtype, sum_of_products(a.dtype(), terms), stored)
+            }
+            Self::AddExpertBiases { .. } => Tolerance::elementwise(dtype),
+            Self::ExpertBiasesBackward { d_y, .. } => {
+                Tolerance::sum(dtype, fp32_sum(d_y.shape().0), 0.0)
             }
             Self::CombineExperts { places, .. } => {
                 Tolerance::sum(dtype, fp32_sum(places.shape().1), 0.0)

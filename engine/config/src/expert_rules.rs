@@ -2,7 +2,7 @@
 
 use super::checks::{Checks, Clash, Count};
 use super::reading::Violation;
-use super::{Balance, DeviceConfig, Precision, ScoreRule};
+use super::{Balance, DeviceConfig, Gate, Precision, ScoreRule};
 use topology::counted;
 
 /// Widths of matmuls of experts on GPUs are multiples of this number.
@@ -25,6 +25,18 @@ impl Checks<'_> {
             message: "onebox does not multiply a balance loss by the loss scale of `Fp16`",
             help: "set `precision: Bf16`, or `model.experts.balance: Off`",
             values: &[("model.experts.balance", "a balance loss"), ("precision", "a loss scale")],
+        },
+        Clash {
+            has: |c| c.model.attention_sinks && c.model.experts.is_none(),
+            message: "no model has attention sinks and no experts",
+            help: "set `model.attention_sinks` to `false`, or write `model.experts`",
+            values: &[("model.attention_sinks", "sinks"), ("model.experts", "no experts")],
+        },
+        Clash {
+            has: |c| matches!(c.model.gate, Gate::ClampedSilu { .. }) && c.model.experts.is_none(),
+            message: "no model has gates with a limit and no experts",
+            help: "set `model.gate` to `Silu`, or write `model.experts`",
+            values: &[("model.gate", "gates with a limit"), ("model.experts", "no experts")],
         },
         Clash {
             has: |c| {

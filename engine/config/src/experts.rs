@@ -40,6 +40,11 @@ section! {
         shared_hidden: usize = uint(
             0..=4_000_000, KeyDefault::Default(0).unless(of.map(|of| of.shared_hidden))
         ), resume: Experiment;
+        /// Whether the router and the linears of the experts have biases (gpt-oss). A shared expert
+        /// has none.
+        biases: bool = flag(
+            KeyDefault::Default(false).unless(of.map(|of| of.biases))
+        ), resume: Experiment;
         /// Numbers of the layers, from 0, that have one MLP of `model.ffn_hidden` and no experts.
         dense_layers: Vec<usize> = uints(
             0..=9_999, KeyDefault::Default(Vec::new()).unless(of.map(|of| of.dense_layers.clone()))

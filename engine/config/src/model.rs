@@ -126,6 +126,11 @@ section! {
         qk_norm_width: bool = flag(
             KeyDefault::Default(false).unless(of.map(|m| m.qk_norm_width))
         ), resume: Experiment;
+        /// Whether each attention head has a learned score, a sink, that is in the sum of the softmax
+        /// of each token and has no value (gpt-oss). Only with `model.family: Llama`.
+        attention_sinks: bool = flag(
+            KeyDefault::Default(false).unless(of.map(|m| m.attention_sinks))
+        ), resume: Experiment;
         /// Whether norms multiply by 1 + their gain, and gains start at 0 (Gemma). Only with
         /// `model.family: Llama`.
         norm_offset: bool = flag(
@@ -138,9 +143,10 @@ section! {
             KeyDefault::Default(NormPlace::Before).unless(of.map(|m| m.norm_place))
         ), resume: Experiment;
         /// Activation of the MLP's gate, for `model.family: Llama`. `Silu`: SwiGLU. `Gelu`: GELU in
-        /// its tanh form (Gemma).
-        gate: Gate = choice(
-            KeyDefault::Default(Gate::Silu).unless(of.map(|m| m.gate))
+        /// its tanh form (Gemma). `ClampedSilu`: the gate g is at most `limit`, and the other factor u
+        /// is from -`limit` to `limit`; the output is (u + 1) g sigmoid(`slope` g) (gpt-oss).
+        gate: Gate = choice_with(
+            KeyDefault::Default(Gate::Silu).unless(of.map(|m| m.gate)), of.map(|m| m.gate)
         ), resume: Experiment;
         /// Factor of the products of queries and keys. None: 1 / sqrt(`model.head_dim`). Only with
         /// `model.family: Llama`.
@@ -246,12 +252,25 @@ choice! {
 
 choice! {
     /// Activations of the MLP's gate.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-    pub enum Gate {
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+    pub enum Gate, read(of: Option<Gate>) {
         /// SiLU, which makes the MLP a SwiGLU.
         Silu,
         /// GELU in its tanh form.
         Gelu,
+        /// SiLU with a slope and with limits.
+        ClampedSilu["(slope: 1.702, limit: 7.0)"] {
+            /// Factor of the gate in the sigmoid.
+            slope: f32 = float(SCALE, KeyDefault::Default(1.702).unless(match of {
+                Some(Gate::ClampedSilu { slope, .. }) => Some(slope),
+                _ => None,
+            }));
+            /// Largest gate, and largest magnitude of the other factor.
+            limit: f32 = float(SCALE, KeyDefault::Default(7.0).unless(match of {
+                Some(Gate::ClampedSilu { limit, .. }) => Some(limit),
+                _ => None,
+            }));
+        },
     }
 }
 

@@ -62,7 +62,7 @@ pub struct ComparedKey {
 }
 
 /// All keys that a `config.json` decides.
-pub const COMPARED: [ComparedKey; 29] = {
+pub const COMPARED: [ComparedKey; 30] = {
     const fn row(
         names: [&'static str; 2],
         key: &'static str,
@@ -92,6 +92,7 @@ pub const COMPARED: [ComparedKey; 29] = {
         }),
         row(["model_type", "rope_parameters"], "model.window_rope", |m| in_line(&m.window_rope)),
         row(["model_type"; 2], "model.qk_norm_width", |m| m.qk_norm_width.to_string()),
+        row(["model_type"; 2], "model.attention_sinks", |m| m.attention_sinks.to_string()),
         row(["model_type"; 2], "model.norm_offset", |m| m.norm_offset.to_string()),
         row(["model_type"; 2], "model.norm_place", |m| in_line(&m.norm_place)),
         row(["model_type"; 2], "model.gate", |m| in_line(&m.gate)),
@@ -148,7 +149,7 @@ pub fn folder_model(bytes: &[u8]) -> Result<FolderModel, Refusal> {
     };
     let kinds::Kind { class, wrapper } = kinds::built(&found)?;
     let Some(wrapper) = wrapper else {
-        refuse_codes(&found)?;
+        refuse_codes(&found, class)?;
         let mut keys = Keys::of(found);
         let described = text_model(&mut keys, class);
         return unless_wrong(described, keys.wrong);
@@ -163,11 +164,14 @@ fn unless_wrong(described: FolderModel, wrong: Vec<String>) -> Result<FolderMode
     }
 }
 
-/// Refuses quantized weights.
-fn refuse_codes(found: &BTreeMap<String, Value>) -> Result<(), Refusal> {
+/// Refuses quantized weights, but for the form in which the class is published.
+fn refuse_codes(found: &BTreeMap<String, Value>, class: ModelClass) -> Result<(), Refusal> {
     let Some(codes) = found.get("quantization_config").filter(|codes| !codes.is_null()) else {
         return Ok(());
     };
+    if class == ModelClass::GptOss && codes.get("quant_method") == Some(&json!("mxfp4")) {
+        return Ok(());
+    }
     let codes = shown(codes);
     let why = format!("`quantization_config` is {codes}: weights must be numbers, not codes");
     Err(Refusal::because(why, "use the model as it was before it was quantized"))
@@ -183,8 +187,8 @@ fn wrapped(
         Some(Value::Object(inner)) => inner.clone().into_iter().collect(),
         other => unreachable!("`kinds` asks for an object: {other:?}"),
     };
-    refuse_codes(&found)?;
-    refuse_codes(&inner)?;
+    refuse_codes(&found, class)?;
+    refuse_codes(&inner, class)?;
     let (mut outer, mut keys) = (Keys::of(found), Keys::of(inner));
     outer.fixed("auto_map", &[Value::Null], "it is code of its own, which is not run");
     let [whole, base] = wrapper.names();
@@ -270,6 +274,7 @@ fn plain() -> ModelConfig {
         proj_bias: false,
         qk_norm: false,
         qk_norm_width: false,
+        attention_sinks: false,
         norm_offset: false,
         norm_place: NormPlace::Before,
         gate: Gate::Silu,

@@ -35,9 +35,11 @@ pub fn architecture(m: &ModelConfig, dtype: Dtype) -> Architecture {
             (true, false) => Some(QkNorm::Heads),
             (true, true) => Some(QkNorm::Width),
         },
+        attention_sinks: m.attention_sinks,
         gate: Some(match m.gate {
             config::Gate::Silu => Gate::Silu,
             config::Gate::Gelu => Gate::Gelu,
+            config::Gate::ClampedSilu { slope, limit } => Gate::ClampedSilu { slope, limit },
         }),
         attention_scale: m.attention_scale.map(decimal),
         score_cap: m.score_cap.map(decimal),
@@ -113,6 +115,7 @@ pub(crate) fn experts(m: &ModelConfig) -> Option<ExpertsShape> {
             }
         },
         shared_hidden: Some(experts.shared_hidden).filter(|hidden| *hidden > 0),
+        biases: experts.biases,
         balance: match experts.balance {
             config::Balance::Off => None,
             config::Balance::HuggingFace { factor } => Some(Balance::HuggingFace(decimal(factor))),
@@ -282,6 +285,7 @@ mod tests {
             normalize,
             sigmoid: None,
             shared_hidden: None,
+            biases: false,
             balance,
         };
         assert_eq!(shape, Some(expected));

@@ -387,7 +387,8 @@ fn gates_and_their_gradients_are_the_same_bits() {
             let x = rig.put(dtype, (rows, 2 * width), &values);
             let (y, d) = (rig.out(dtype, (rows, width)), rig.put_noise(dtype, (rows, width), 2));
             let mut pair = rig.open();
-            for gate in [Gate::Silu, Gate::Gelu] {
+            let clamped = Gate::ClampedSilu { slope: 1.702, limit: 2.0 };
+            for gate in [Gate::Silu, Gate::Gelu, clamped] {
                 pair.check_exact(&Op::SwiGlu { x, y, gate });
                 pair.check_exact(&Op::SwiGluBackward { x, d, gate });
             }

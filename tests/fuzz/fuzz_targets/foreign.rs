@@ -33,6 +33,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         proj_bias: true,
         qk_norm: false,
         qk_norm_width: false,
+        attention_sinks: false,
         norm_offset: false,
         norm_place: NormPlace::Before,
         gate: Gate::Silu,

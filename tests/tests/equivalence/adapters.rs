@@ -38,7 +38,7 @@ struct AdapterCase {
 }
 
 /// Three of six ranks share each head of keys and values.
-const MODELS: [AdapterCase; 9] = [
+const MODELS: [AdapterCase; 10] = [
     AdapterCase { name: "llama3", adapter: "rank: 4, alpha: 8", ranks: &[1, 2, 6] },
     AdapterCase {
         name: "qwen2",
@@ -63,6 +63,7 @@ const MODELS: [AdapterCase; 9] = [
         adapter: "rank: 2, alpha: 1, rank_stabilized: true, targets: [\"v_proj\", \"experts.gate_up_proj\"]",
         ranks: &[1, 2, 6],
     },
+    AdapterCase { name: "gpt-oss", adapter: "rank: 2, alpha: 4", ranks: &[1, 2, 6] },
     AdapterCase { name: "glm4-moe", adapter: "rank: 2, alpha: 2", ranks: &[1, 2, 6] },
 ];
 
@@ -73,14 +74,16 @@ impl AdapterCase {
 
     /// Whether layers have experts. The fixture then has no documents.
     fn has_experts(&self) -> bool {
-        ["qwen3-moe", "mixtral", "olmoe", "glm4-moe"].contains(&self.name)
+        ["qwen3-moe", "mixtral", "olmoe", "gpt-oss", "glm4-moe"].contains(&self.name)
     }
 
     /// Values of the parameter `name`; `prefix` stands before its name in the fixture.
     fn values(&self, fixture: &Fixture, prefix: &str, name: &str) -> Vec<f64> {
         let is_factor = name.contains("lora_");
         if is_factor && name.contains(".moe.experts.") {
-            return experts::factor(fixture, prefix, name, tensors::experts_of(self.name));
+            let alternates = tensors::alternates(self.name);
+            let experts = tensors::experts_of(self.name);
+            return experts::factor(fixture, prefix, name, (experts, alternates));
         }
         let theirs = match self.has_experts() && !is_factor {
             true => tensors::theirs(self.name, name),
@@ -105,7 +108,7 @@ fn load(model: &str) -> Fixture {
             all.add(&std::fs::read(path).unwrap());
         }
     }
-    tensors::split_experts(&mut all, tensors::experts_of(model));
+    tensors::split_stacks(&mut all, model);
     let adapters = folder(&format!("peft-{model}-tiny"));
     for name in ["adapter_model.safetensors", "expected.safetensors"] {
         all.add(&std::fs::read(adapters.join(name)).unwrap());

@@ -42,8 +42,22 @@ const SHARED: &[&str] = &[
     "model.vocab=257",
 ];
 
+/// Biases of experts, gates with a limit, also of a dense and of a shared MLP, and sinks of attention.
+const BIASED: &[&str] = &[
+    "model.family=Llama",
+    "model.experts=(count: 6, per_token: 2, ffn_hidden: 24, biases: true, shared_hidden: 8, dense_layers: [1])",
+    "model.gate=ClampedSilu(slope: 1.702, limit: 1.5)",
+    "model.attention_sinks=true",
+    "model.qkv_bias=true",
+    "model.proj_bias=true",
+    "model.vocab=257",
+];
+
 /// Kinds of layers beside each other: one with a window, and one without rotary positions.
 const KINDS: &[&str] = &["model.layer_pattern=WN", "model.window=5"];
+
+/// Sinks of attention.
+const SINKS: &[&str] = &["model.attention_sinks=true"];
 
 /// Settings of all runs: clipping, accumulation, and evaluations between steps while an update runs.
 const BASE: &[&str] =
@@ -63,7 +77,7 @@ const FP32: RunDistance = RunDistance { loss: 5e-6, norm: 1e-5, weights: 1e-4 };
 #[test]
 fn experts_on_any_layout_train_as_on_one_rank() {
     let rules = ["optimizer.kind=AdamW", "optimizer.kind=Sgd"];
-    for (i, sparse) in [SPARSE, THREE_OF_EIGHT, SHARED].into_iter().enumerate() {
+    for (i, sparse) in [SPARSE, THREE_OF_EIGHT, SHARED, BIASED].into_iter().enumerate() {
         // The quick selection takes one rule for each model.
         for (_, rule) in
             rules.iter().copied().enumerate().filter(|(j, _)| full() || i % rules.len() == *j)
@@ -100,7 +114,7 @@ fn what_only_moves_work_changes_no_bit_of_experts() {
         &[],
     ];
     for (number, layout) in LAYOUTS.iter().enumerate() {
-        let sparse = [SPARSE, THREE_OF_EIGHT, SHARED, SHARED][number];
+        let sparse = [SPARSE, THREE_OF_EIGHT, SHARED, BIASED][number];
         let base = with(&with(BASE, sparse), layout);
         // The quick selection takes half of the variants on each layout, and each one on two layouts.
         let selected = |k: &usize| full() || (number + k).is_multiple_of(2);
@@ -306,9 +320,14 @@ fn sparse_shape(sparse: &[&str], layout: &[&str]) -> DecoderShape {
 fn the_gradients_of_experts_are_the_slopes_of_the_loss() {
     const STEP: f64 = 1e-4;
     let without_balance = "model.experts.balance=Off";
-    for (sparse, kinds) in
-        [(SPARSE, &[][..]), (THREE_OF_EIGHT, &[]), (THREE_OF_EIGHT, KINDS), (SHARED, &[])]
-    {
+    for (sparse, kinds) in [
+        (SPARSE, &[][..]),
+        (THREE_OF_EIGHT, &[]),
+        (THREE_OF_EIGHT, KINDS),
+        (SHARED, KINDS),
+        (BIASED, KINDS),
+        (SHARED, SINKS),
+    ] {
         let shape = sparse_shape(sparse, &with(kinds, &[without_balance]));
         let mut inputs = Inputs::of(&shape, 4);
         let PassResult { grads, .. } = inputs.pass(&shape, 1);
@@ -316,7 +335,7 @@ fn the_gradients_of_experts_are_the_slopes_of_the_loss() {
         for (name, grad) in &grads {
             let size = grad.iter().map(|x| x * x).sum::<f64>().sqrt();
             // Rounding hides the slope along an expert that few tokens chose.
-            let of_experts = name.contains(".moe.") || name.contains("ln_2");
+            let of_experts = [".moe.", "ln_2", "sinks"].iter().any(|part| name.contains(part));
             if !of_experts || size < 1e-2 {
                 continue;
             }
@@ -340,7 +359,7 @@ fn the_gradients_of_experts_are_the_slopes_of_the_loss() {
 
 #[test]
 fn every_layout_and_recomputation_has_the_gradients_of_one_rank() {
-    for sparse in [SPARSE, THREE_OF_EIGHT, SHARED] {
+    for sparse in [SPARSE, THREE_OF_EIGHT, SHARED, BIASED] {
         let one = sparse_shape(sparse, &[]);
         let inputs = Inputs::of(&one, 4);
         let expected = inputs.pass(&one, 1);

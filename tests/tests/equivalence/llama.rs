@@ -7,6 +7,7 @@
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
 mod balance;
+mod mxfp4;
 pub(crate) mod packed;
 pub(crate) mod tensors;
 
@@ -38,7 +39,7 @@ const MASKED_B: usize = 24;
 const SEED: u64 = 7;
 const V: usize = 61;
 
-const MODELS: [&str; 21] = [
+const MODELS: [&str; 22] = [
     "llama3",
     "llama-linear",
     "mistral",
@@ -60,6 +61,7 @@ const MODELS: [&str; 21] = [
     "olmoe",
     "glm4-moe",
     "glm4-air",
+    "gpt-oss",
 ];
 
 /// Models whose experts have no width for GPUs: these are multiples of 8 on each rank.
@@ -211,6 +213,7 @@ fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
         "granite",
         "qwen3-moe",
         "glm4-moe",
+        "gpt-oss",
     ];
     let used = |model: &&str| {
         let fits = !NOT_ON_GPUS.contains(model);
@@ -355,7 +358,8 @@ fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
 #[test]
 fn when_and_where_the_update_runs_changes_no_bit() {
     // From the third on they have two kinds of layers, or experts.
-    for model in ["qwen3", "qwen2", "gemma3", "olmo3", "qwen3-moe", "olmoe", "glm4-moe"] {
+    for model in ["qwen3", "qwen2", "gemma3", "olmo3", "qwen3-moe", "olmoe", "glm4-moe", "gpt-oss"]
+    {
         let some = |mode, more: &[&str]| {
             let base = ["batch.micro=2", "recompute=Block", mode, "parallel.tensor=2"];
             weights(model, &[&base, more].concat())

@@ -82,8 +82,9 @@ fn each_named_test_exists_and_uses_both_features() {
     let source = std::fs::read_to_string(source).unwrap();
     let (_, models) = source.split_once("\nconst MODELS: ").unwrap();
     let (models, _) = models.split_once("];").unwrap();
-    let wanted = ["\"qwen3-window\"", "\"smollm3\"", "\"qwen3-moe\""];
-    assert!(wanted.iter().all(|model| models.contains(model)), "{models}");
+    let wanted = ["qwen3-window", "smollm3", "qwen3-moe", "glm4-moe", "gpt-oss"];
+    let wanted = wanted.map(|model| format!("\"{model}\""));
+    assert!(wanted.iter().all(|model| models.contains(model.as_str())), "{models}");
 }
 
 #[test]

@@ -70,7 +70,7 @@ const FP8_OF_ADAPTERS: RunDistance = RunDistance { weights: 7e-2, ..FP8 };
 const ADAPTERS: &str = "adapters";
 
 /// All features. The features with the effect `Library` are the last.
-pub(super) static FEATURES: [Feature; 31] = [
+pub(super) static FEATURES: [Feature; 33] = [
     feature("fp16", &["precision=Fp16"], &["loss_scale.initial=1024.0"], Rounding(FP16)),
     feature("bf16", &["precision=Bf16"], &[], Rounding(BF16)),
     feature("fp8", &["precision=Fp8"], &["model.hidden=64"], Rounding(FP8)),
@@ -85,6 +85,23 @@ pub(super) static FEATURES: [Feature; 31] = [
     feature(
         "experts",
         &["model.experts=(count: 4, per_token: 2, ffn_hidden: 32)"],
+        &["model.family=Llama"],
+        Experiment,
+    ),
+    feature(
+        SIGMOID,
+        &["model.experts=(count: 4, per_token: 2, ffn_hidden: 32, shared_hidden: 32, \
+           scoring: Sigmoid(groups: 2, kept_groups: 1, scale: 1.5))"],
+        &["model.family=Llama"],
+        Experiment,
+    ),
+    feature(
+        SINKS,
+        &[
+            "model.experts=(count: 4, per_token: 2, ffn_hidden: 32, biases: true)",
+            "model.gate=ClampedSilu(slope: 1.702, limit: 7.0)",
+            "model.attention_sinks=true",
+        ],
         &["model.family=Llama"],
         Experiment,
     ),
@@ -139,6 +156,11 @@ pub(super) static FEATURES: [Feature; 31] = [
     feature("timed matmuls", &["matmuls=Timed"], &["precision=Bf16"], Library),
 ];
 
+/// Experts scored by sigmoid, and a shared one.
+const SIGMOID: &str = "experts by sigmoid";
+/// Experts with biases and clamped gates, and sinks of attention: only together are they a class of
+/// transformers.
+const SINKS: &str = "biased experts and sinks";
 pub(super) const PACKED: &str = "data.packing=Documents";
 pub(super) const PADDED: &str = "data.packing=None";
 pub(super) const DELAYED: &str = "delayed update";
@@ -164,6 +186,8 @@ pub(super) const REFUSALS: &[([&str; 2], &str)] = &[
     (["selective recomputation", "partitioned checkpoints"], "no block is recomputed"),
     (["sequence parallelism", "partitioned checkpoints"], "splits the checkpoints"),
     (["fp8", "experts"], "onebox has no fp8 matmuls of experts"),
+    (["fp8", SIGMOID], "onebox has no fp8 matmuls of experts"),
+    (["fp8", SINKS], "onebox has no fp8 matmuls of experts"),
     ([ADAPTERS, BLOCKING], "frozen weights have no blocking transfers"),
     ([BLOCKING, "activation tiers"], "activations move to the host beside other blocks"),
     (["selective recomputation", "activation tiers"], "no block is recomputed"),
@@ -186,8 +210,8 @@ pub(super) struct NamedTest {
 }
 
 /// Pairs that tests of other targets cover. `MODELS` there has models with windows, with layers
-/// without rotary positions, and with experts.
-pub(super) static TESTS: [NamedTest; 10] = [
+/// without rotary positions, with experts of each kind, and with sinks of attention.
+pub(super) static TESTS: [NamedTest; 16] = [
     NamedTest {
         pair: ["packed documents", "layer kinds"],
         file: "tests/tests/equivalence/llama/packed.rs",
@@ -235,6 +259,42 @@ pub(super) static TESTS: [NamedTest; 10] = [
         file: "tests/tests/equivalence/experts.rs",
         function: "the_gradients_of_experts_are_the_slopes_of_the_loss",
         words: ["KINDS", "THREE_OF_EIGHT"],
+    },
+    NamedTest {
+        pair: ["layer kinds", SIGMOID],
+        file: "tests/tests/equivalence/experts.rs",
+        function: "the_gradients_of_experts_are_the_slopes_of_the_loss",
+        words: ["KINDS", "SHARED"],
+    },
+    NamedTest {
+        pair: ["layer kinds", SINKS],
+        file: "tests/tests/equivalence/experts.rs",
+        function: "the_gradients_of_experts_are_the_slopes_of_the_loss",
+        words: ["KINDS", "BIASED"],
+    },
+    NamedTest {
+        pair: ["packed documents", SIGMOID],
+        file: "tests/tests/equivalence/llama/packed.rs",
+        function: "ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout",
+        words: ["Packing::Documents", "MODELS"],
+    },
+    NamedTest {
+        pair: ["padded documents", SIGMOID],
+        file: "tests/tests/equivalence/llama.rs",
+        function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
+        words: ["Corpus::of_documents", "MODELS"],
+    },
+    NamedTest {
+        pair: ["packed documents", SINKS],
+        file: "tests/tests/equivalence/llama/packed.rs",
+        function: "ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout",
+        words: ["Packing::Documents", "MODELS"],
+    },
+    NamedTest {
+        pair: ["padded documents", SINKS],
+        file: "tests/tests/equivalence/llama.rs",
+        function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
+        words: ["Corpus::of_documents", "MODELS"],
     },
     NamedTest {
         pair: ["layer kinds", "generate"],

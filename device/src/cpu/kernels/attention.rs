@@ -14,6 +14,8 @@ use crate::op::{Dropout, Heads, Op, Scores};
 use crate::{BLOCK, Tensor, View, ViewMut};
 use std::sync::{Mutex, PoisonError};
 
+mod sinks;
+
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
         Op::Attention { qkv, out, lse, heads, starts, dropout, scores } => {
@@ -46,6 +48,9 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                     backward(first, saved, scratch, &results);
                 }
             });
+        }
+        Op::AttentionSinks { .. } | Op::AttentionSinksBackward { .. } => {
+            return sinks::run(op, m, workers);
         }
         _ => return not_a_kernel(),
     }

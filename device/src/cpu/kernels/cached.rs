@@ -2,7 +2,7 @@
 //! unit of attention is a head of queries.
 
 use super::math::{Cap, dot, exp, max, read, vectorised};
-use super::{Memory, not_a_kernel, values, values_mut};
+use super::{Memory, not_a_kernel, number, values, values_mut};
 use crate::cpu::workers::{Rows, Workers, attention_floats};
 use crate::numerics::view::cast;
 use crate::op::{Heads, Op, Scores};
@@ -11,8 +11,8 @@ use std::ops::Range;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
-        Op::CachedAttention { q, cache, out, heads, scores } => {
-            attend(m, workers, [q, cache, out], heads, scores)
+        Op::CachedAttention { q, cache, out, heads, scores, sinks } => {
+            attend(m, workers, [q, cache, out], heads, scores, sinks)
         }
         Op::LastColumns { x, y } => keep(m, workers, x, y),
         _ => not_a_kernel(),
@@ -41,6 +41,7 @@ fn attend(
     [q, cache, out]: [Tensor; 3],
     heads: Heads,
     scores: Scores,
+    sinks: Option<Tensor>,
 ) -> Result<(), String> {
     let (positions, width) = cache.shape();
     let dim = q.len() / heads.count;
@@ -49,10 +50,12 @@ fn attend(
     let cap = cap.map(|cap| Cap::new(cap, 1.0));
     let head = CacheShape { heads, dim, positions, width, scale, cap };
     let (q, cache) = (values(m, q)?, values(m, cache)?);
+    let sinks = sinks.map(|sinks| values(m, sinks)).transpose()?;
     let out = Rows { view: values_mut(m, out)?, each: dim };
     workers.split(heads.count, positions * width, out, &|units, mut out, scratch| {
         for unit in units.clone() {
-            let sums = head.attend(unit, q, cache, &mut scratch.floats);
+            let sink = sinks.map(|sinks| number(sinks, unit));
+            let sums = head.attend(unit, q, cache, sink, &mut scratch.floats);
             out.view.store((unit - units.start) * dim, sums);
         }
     });
@@ -87,6 +90,7 @@ impl CacheShape {
         unit: usize,
         q: View<'_>,
         cache: View<'_>,
+        sink: Option<f32>,
         floats: &'a mut [f32],
     ) -> &'a [f32] {
         let (query, floats) = floats.split_at_mut(self.dim);
@@ -113,6 +117,9 @@ impl CacheShape {
                 for weight in weights.iter_mut() {
                     *weight = exp(*weight - top);
                     total += *weight;
+                }
+                if let Some(sink) = sink {
+                    total += exp(sink - top);
                 }
                 sums.fill(0.0);
                 for (position, weight) in weights.iter().enumerate() {
@@ -178,7 +185,7 @@ mod tests {
         let q = rig.put(dtype, (1, count * dim), &noise(1, count * dim));
         let cache = rig.put(dtype, (n, width), &noise(2, n * width));
         let out = rig.out(dtype, (1, count * dim));
-        rig.run(&Op::CachedAttention { q, cache, out, heads, scores });
+        rig.run(&Op::CachedAttention { q, cache, out, heads, scores, sinks: None });
         let (q, cache) = (rig.get(q), rig.get(cache));
         let mut want = Vec::new();
         for head in 0..count {

@@ -57,8 +57,23 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                     width,
                     #[inline(always)]
                     |g| g * sigmoid(g),
+                    |up| up,
                 ),
-                Gate::Gelu => gated(workers, x, y, rows, width, gelu),
+                Gate::Gelu => gated(workers, x, y, rows, width, gelu, |up| up),
+                Gate::ClampedSilu { slope, limit } => gated(
+                    workers,
+                    x,
+                    y,
+                    rows,
+                    width,
+                    #[inline(always)]
+                    |g| {
+                        let g = at_most(g, limit);
+                        g * sigmoid(slope * g)
+                    },
+                    #[inline(always)]
+                    |up| within(up, limit) + 1.0,
+                ),
             }
         }
         Op::SwiGluBackward { x, d, gate } => {
@@ -75,6 +90,7 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                         let s = sigmoid(g);
                         [g * s, (g * (1.0 - s)).mul_add(s, s)]
                     },
+                    |up| [up, 1.0],
                 ),
                 Gate::Gelu => gated_backward(
                     workers,
@@ -84,6 +100,23 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
                     width,
                     #[inline(always)]
                     |g| [gelu(g), gelu_slope(g)],
+                    |up| [up, 1.0],
+                ),
+                Gate::ClampedSilu { slope, limit } => gated_backward(
+                    workers,
+                    x,
+                    d,
+                    rows,
+                    width,
+                    #[inline(always)]
+                    |g| {
+                        let (g, moves) = (at_most(g, limit), g <= limit);
+                        let s = sigmoid(slope * g);
+                        let rise = (slope * g * (1.0 - s)).mul_add(s, s);
+                        [g * s, if moves { rise } else { 0.0 }]
+                    },
+                    #[inline(always)]
+                    |up| [within(up, limit) + 1.0, f32::from(u8::from(up.abs() <= limit))],
                 ),
             }
         }
@@ -264,7 +297,19 @@ fn add(
     }
 }
 
-/// y (rows, width) = f(gate) up. A row of x has the gate, then up, of `width` elements each.
+/// x, or `limit` if x is larger. NaN stays NaN.
+#[inline(always)]
+const fn at_most(x: f32, limit: f32) -> f32 {
+    if x > limit { limit } else { x }
+}
+
+/// x, or the nearer end of -limit to limit if x is outside. NaN stays NaN.
+#[inline(always)]
+const fn within(x: f32, limit: f32) -> f32 {
+    if x < -limit { -limit } else { at_most(x, limit) }
+}
+
+/// y (rows, width) = f(gate) h(up). A row of x has the gate, then up, of `width` elements each.
 fn gated(
     workers: &Workers,
     x: View<'_>,
@@ -272,6 +317,7 @@ fn gated(
     rows: usize,
     width: usize,
     f: impl Fn(f32) -> f32 + Sync,
+    h: impl Fn(f32) -> f32 + Sync,
 ) {
     workers.split(rows, x.len(), Rows { view: y, each: width }, &|rows, mut y, _| {
         vectorised(
@@ -292,7 +338,7 @@ fn gated(
                             #[inline(always)]
                             |y| {
                                 let terms = y.iter_mut().zip(gate).zip(up);
-                                terms.for_each(|((y, g), up)| *y = f(*g) * up);
+                                terms.for_each(|((y, g), up)| *y = f(*g) * h(*up));
                             },
                         );
                     }
@@ -302,7 +348,8 @@ fn gated(
     });
 }
 
-/// Replaces x of [`gated`] by its gradient: (d up f'(gate), d f(gate)). `f` gives f and f'.
+/// Replaces x of [`gated`] by its gradient: (d h(up) f'(gate), d f(gate) h'(up)). `f` gives f and f',
+/// and `h` gives h and h'.
 fn gated_backward(
     workers: &Workers,
     x: ViewMut<'_>,
@@ -310,6 +357,7 @@ fn gated_backward(
     rows: usize,
     width: usize,
     f: impl Fn(f32) -> [f32; 2] + Sync,
+    h: impl Fn(f32) -> [f32; 2] + Sync,
 ) {
     workers.split(rows, 2 * d.len(), Rows { view: x, each: 2 * width }, &|rows, mut x, _| {
         vectorised(
@@ -323,8 +371,8 @@ fn gated_backward(
                         x.view.as_view().load(to + width, &mut ups[..n]);
                         let d = read(&d, row * width + col, n, &mut ds);
                         for ((g, up), d) in gates[..n].iter_mut().zip(&mut ups[..n]).zip(d) {
-                            let [value, slope] = f(*g);
-                            (*g, *up) = (d * *up * slope, d * value);
+                            let [[value, slope], [factor, moves]] = [f(*g), h(*up)];
+                            (*g, *up) = (d * factor * slope, d * value * moves);
                         }
                         x.view.store(to, &gates[..n]);
                         x.view.store(to + width, &ups[..n]);

@@ -8,6 +8,7 @@ use crate::op::Op;
 use crate::{BLOCK, Tensor, View, ViewMut};
 use std::ops::Range;
 
+mod biases;
 mod products;
 mod route;
 
@@ -18,6 +19,9 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
         | Op::ExpertLoad { .. }
         | Op::BalanceLoss { .. } => return route::run(op, m, workers),
         Op::GroupedGemm { .. } => return products::run(op, m, workers),
+        Op::AddExpertBiases { .. } | Op::ExpertBiasesBackward { .. } => {
+            return biases::run(op, m, workers);
+        }
         // One thread passes over the pairs, so that it needs no histogram of each block.
         Op::SortByExpert { choices, offsets, order, places, .. } => {
             let choices = indices(m, choices, offsets.len().saturating_sub(1))?;
@@ -104,6 +108,12 @@ impl<'a> ExpertOffsets<'a> {
     /// Number of experts.
     const fn count(self) -> usize {
         self.0.len() - 1
+    }
+
+    /// The expert of a row: the last one whose first row is not behind it. Experts without rows begin
+    /// where the next expert begins.
+    fn of_row(self, row: usize) -> usize {
+        self.0.partition_point(|first| *first as usize <= row) - 1
     }
 
     /// The rows of an expert.

@@ -87,6 +87,13 @@ fn values_mut(memory: &impl Memory, t: Tensor) -> Result<ViewMut<'_>, String> {
     is_values(t).map(|()| memory.write(t))
 }
 
+/// Element `index` of a tensor of values.
+fn number(view: View<'_>, index: usize) -> f32 {
+    let mut one = [0.0];
+    view.load(index, &mut one);
+    one[0]
+}
+
 /// The elements of a tensor, to read. An error if the tensor's type is not `T`.
 fn slice<T: Element>(memory: &impl Memory, t: Tensor) -> Result<&[T], String> {
     memory.read(t).as_slice().ok_or_else(|| wrong::<T>(t))

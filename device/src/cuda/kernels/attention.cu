@@ -296,9 +296,43 @@ KERNEL(256) attention_keys_64(BACKWARD_PARAMETERS) { backward_keys<4>(SAVED, d_q
 KERNEL(256) attention_keys_128(BACKWARD_PARAMETERS) { backward_keys<8>(SAVED, d_qkv, HEAD); }
 KERNEL(256) attention_keys_256(BACKWARD_PARAMETERS) { backward_keys<16>(SAVED, d_qkv, HEAD); }
 
+// Adds a key without a value, with the score sinks[h] of its head h, to the softmax with the sums `lse` (B, H, T) and the results `out`
+// (tokens, H D). A warp has a token and a head.
+KERNEL(256) attention_sinks(void* out, float* lse, const void* sinks, u32 types, u32 count, u32 seq_len, u32 dim, i64 tokens) {
+  i64 unit = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  i64 token = unit / count, head = unit % count;
+  if (token >= tokens) return;
+  lse += (token / seq_len * count + head) * seq_len + token % seq_len;
+  float sum = *lse, sink = load1(sinks, type_of(types, 1), head), share = sigmoid(sum - sink);
+  for (int col = threadIdx.x % 32; col < (int)dim; col += 32)
+    store1(out, type_of(types, 0), unit * dim + col, share * load1(out, type_of(types, 0), unit * dim + col));
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) *lse = fmaxf(sum, sink) + log1pf(exponential(-fabsf(sum - sink)));
+}
+
+// d_sinks[h] = minus the sum over the tokens of e^(sinks[h] - lse) times the product of d_out and out of the head. A block has a head. Its
+// warp w adds tokens w, w + 32, ..., and the 32 sums are added in order.
+KERNEL(1024) attention_sinks_backward(const void* out, const float* lse, const void* d_out, const void* sinks, void* d_sinks, u32 types,
+                                      u32 count, u32 seq_len, u32 dim, i64 tokens) {
+  __shared__ float shared[32];
+  i64 head = blockIdx.x;
+  float sink = load1(sinks, type_of(types, 2), head), total = 0.0f;
+  for (i64 token = threadIdx.x / 32; token < tokens; token += 32) {
+    i64 at = (token * count + head) * dim;
+    float product = 0.0f;
+    for (int col = threadIdx.x % 32; col < (int)dim; col += 32)
+      product = fmaf(load1(out, type_of(types, 0), at + col), load1(d_out, type_of(types, 1), at + col), product);
+    float sum = lse[(token / seq_len * count + head) * seq_len + token % seq_len];
+    total = fmaf(-exponential(sink - sum), product, total);
+  }
+  total = block_sum(total, shared);
+  if (threadIdx.x == 0) store1(d_sinks, type_of(types, 3), head, total);
+}
+
 // out (1, H D): the values of `cache` (n, 2 K D), behind its keys, by the softmax of one query of each head. A block has a
-// head. Its 8 warps take positions in turn, each with a running maximum; a lane has every 32nd element of a row.
-KERNEL(256) cached_attention(const void* q, const void* cache, void* out, u32 types, i64 positions, i64 head_dim,
+// head. Its 8 warps take positions in turn, each with a running maximum; a lane has every 32nd element of a row. `sinks` (H) may be
+// null.
+KERNEL(256) cached_attention(const void* q, const void* cache, void* out, const void* sinks, u32 types, i64 positions, i64 head_dim,
                              i64 group, i64 kv_heads, float scale, float cap) {
   __shared__ float tops[8], totals[8], sums[8][256];
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -342,6 +376,7 @@ KERNEL(256) cached_attention(const void* q, const void* cache, void* out, u32 ty
       all = fmaf(factor, totals[w], all);
       result = fmaf(factor, sums[w][d], result);
     }
+    if (sinks) all += exponential(load1(sinks, type_of(types, 3), head) - highest);
     store1(out, type_of(types, 2), head * head_dim + d, result / all);
   }
 }

@@ -275,9 +275,9 @@ KERNEL(256) combine_peers_f64(double* into, i64 n, u32 ranks, u32 largest, PEERS
 
 // 1 / (1 + e^-x)
 
-// y (rows, width) = f(gate) up. A row of x holds the gate's `width` elements, then those of up.
-template <class F>
-INLINE void gated(const void* x, void* y, u32 types, i64 rows, i64 width, F f) {
+// y (rows, width) = f(gate) h(up). A row of x holds the gate's `width` elements, then those of up.
+template <class F, class H>
+INLINE void gated(const void* x, void* y, u32 types, i64 rows, i64 width, F f, H h) {
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     for (i64 col = 8 * threadIdx.x; col < width; col += 8 * blockDim.x) {
       int count = run_length(col, width);
@@ -285,15 +285,15 @@ INLINE void gated(const void* x, void* y, u32 types, i64 rows, i64 width, F f) {
       load8(x, type_of(types, 0), 2 * row * width + col, count, g);
       load8(x, type_of(types, 0), (2 * row + 1) * width + col, count, up);
 #pragma unroll
-      for (int j = 0; j < 8; j++) g[j] = f(g[j]) * up[j];
+      for (int j = 0; j < 8; j++) g[j] = f(g[j]) * h(up[j]);
       store8(y, type_of(types, 1), row * width + col, count, g);
     }
   }
 }
 
-// Replaces x of `gated` by its gradient: (d up f'(gate), d f(gate)). f(gate, slope) returns f and sets f'.
-template <class F>
-INLINE void gated_backward(void* x, const void* d_y, u32 types, i64 rows, i64 width, F f) {
+// Replaces x of `gated` by its gradient: (d h(up) f'(gate), d f(gate) h'(up)). f(gate, slope) returns f and sets f', as h does.
+template <class F, class H>
+INLINE void gated_backward(void* x, const void* d_y, u32 types, i64 rows, i64 width, F f, H h) {
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
     for (i64 col = 8 * threadIdx.x; col < width; col += 8 * blockDim.x) {
       int count = run_length(col, width);
@@ -304,8 +304,8 @@ INLINE void gated_backward(void* x, const void* d_y, u32 types, i64 rows, i64 wi
       load8(d_y, type_of(types, 1), row * width + col, count, d);
 #pragma unroll
       for (int j = 0; j < 8; j++) {
-        float slope, value = f(g[j], slope), d_gate = d[j] * up[j] * slope;
-        up[j] = d[j] * value;
+        float slope, moves, value = f(g[j], slope), factor = h(up[j], moves), d_gate = d[j] * factor * slope;
+        up[j] = d[j] * value * moves;
         g[j] = d_gate;
       }
       store8(x, type_of(types, 0), gate, count, g);
@@ -314,8 +314,14 @@ INLINE void gated_backward(void* x, const void* d_y, u32 types, i64 rows, i64 wi
   }
 }
 
+INLINE float itself(float x) { return x; }
+INLINE float itself_with_slope(float x, float& slope) {
+  slope = 1.0f;
+  return x;
+}
+
 KERNEL(256) swiglu(const void* x, void* y, u32 types, i64 rows, i64 width) {
-  gated(x, y, types, rows, width, [](float g) { return g * sigmoid(g); });
+  gated(x, y, types, rows, width, [](float g) { return g * sigmoid(g); }, itself);
 }
 
 KERNEL(256) swiglu_backward(void* x, const void* d_y, u32 types, i64 rows, i64 width) {
@@ -323,16 +329,39 @@ KERNEL(256) swiglu_backward(void* x, const void* d_y, u32 types, i64 rows, i64 w
     float s = sigmoid(g);
     slope = fmaf(g * (1.0f - s), s, s);
     return g * s;
+  }, itself_with_slope);
+}
+
+// x, or the limit if x is larger; NaN stays NaN.
+INLINE float at_most(float x, float limit) { return x > limit ? limit : x; }
+// x, or the nearer end of -limit to limit if x is outside; NaN stays NaN.
+INLINE float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
+
+KERNEL(256) clamped_swiglu(const void* x, void* y, u32 types, i64 rows, i64 width, float rate, float limit) {
+  gated(x, y, types, rows, width, [=](float g) {
+    g = at_most(g, limit);
+    return g * sigmoid(rate * g);
+  }, [=](float up) { return within(up, limit) + 1.0f; });
+}
+
+KERNEL(256) clamped_swiglu_backward(void* x, const void* d_y, u32 types, i64 rows, i64 width, float rate, float limit) {
+  gated_backward(x, d_y, types, rows, width, [=](float z, float& slope) {
+    float g = at_most(z, limit), s = sigmoid(rate * g);
+    slope = z <= limit ? fmaf(rate * g * (1.0f - s), s, s) : 0.0f;
+    return g * s;
+  }, [=](float up, float& slope) {
+    slope = fabsf(up) <= limit ? 1.0f : 0.0f;
+    return within(up, limit) + 1.0f;
   });
 }
 
 KERNEL(256) geglu(const void* x, void* y, u32 types, i64 rows, i64 width) {
-  gated(x, y, types, rows, width, [](float g) { return gelu_of(g); });
+  gated(x, y, types, rows, width, [](float g) { return gelu_of(g); }, itself);
 }
 
 KERNEL(256) geglu_backward(void* x, const void* d_y, u32 types, i64 rows, i64 width) {
   gated_backward(x, d_y, types, rows, width, [](float g, float& slope) {
     slope = gelu_slope(g);
     return gelu_of(g);
-  });
+  }, itself_with_slope);
 }

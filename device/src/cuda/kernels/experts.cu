@@ -315,6 +315,51 @@ KERNEL(256) combine_experts_backward(const void* d_out, const void* y, const int
   }
 }
 
+// Expert of a row: the last one whose first row is not behind it. Experts without rows begin where the next one begins.
+INLINE u32 expert_of(const int* offsets, u32 experts, i64 row) {
+  u32 low = 0, high = experts;
+  while (high - low > 1) {
+    u32 middle = (low + high) / 2;
+    if (offsets[middle] <= row) low = middle;
+    else high = middle;
+  }
+  return low;
+}
+
+// x (rows, cols) += the row of `biases` (E, cols) of the expert of each row.
+KERNEL(256) add_expert_biases(void* x, const void* biases, const int* offsets, u32 types, u32 experts, i64 rows, i64 cols) {
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    i64 own = expert_of(offsets, experts, row) * cols;
+    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+      int count = run_length(col, cols);
+      float v[8], b[8];
+      load8(x, type_of(types, 0), row * cols + col, count, v);
+      load8(biases, type_of(types, 1), own + col, count, b);
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] += b[j];
+      store8(x, type_of(types, 0), row * cols + col, count, v);
+    }
+  }
+}
+
+// d_biases (E, cols) = sums of the rows of d_y (rows, cols) by expert. A block has 32 columns of an expert. Its warp w adds the rows w,
+// w + 32, ... of the expert, and the 32 sums are added in order.
+KERNEL(1024) expert_biases_backward(const void* d_y, const int* offsets, void* d_biases, u32 types, i64 cols) {
+  __shared__ float sums[32][32];
+  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  i64 col = 32 * (i64)blockIdx.x + lane, expert = blockIdx.y;
+  float sum = 0.0f;
+  if (col < cols) {
+    for (i64 row = offsets[expert] + warp; row < offsets[expert + 1]; row += 32) sum += load1(d_y, type_of(types, 0), row * cols + col);
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp == 0 && col < cols) {
+    for (int other = 1; other < 32; other++) sum += sums[other][lane];
+    store1(d_biases, type_of(types, 1), expert * cols + col, sum);
+  }
+}
+
 // load (E) += the number of each expert's rows, but for those of tokens with the target PADDING. A block has one expert.
 KERNEL(256) expert_load(const int* offsets, const int* order, const int* targets, double* load, u32 k) {
   __shared__ int counts[8];

@@ -171,6 +171,12 @@ impl AttentionSizes {
     }
 }
 
+/// Heads, tokens of a sample, elements of a head and tokens, of `out` (B T, H D).
+fn sink_sizes(out: Tensor, heads: Heads) -> [u64; 4] {
+    let (tokens, width) = out.shape();
+    [heads.count, heads.seq_len, width / heads.count, tokens].map(|n| n as u64)
+}
+
 impl Launcher<'_> {
     pub(super) fn attention(&mut self, op: &Op, sm: u32) -> Result<(), String> {
         match *op {
@@ -205,19 +211,37 @@ impl Launcher<'_> {
                 self.launch(shape.launch(2, args));
                 Ok(())
             }
+            Op::AttentionSinks { out, lse, sinks, heads } => {
+                is(lse, Dtype::F32)?;
+                let args = self.args(&[out, lse, sinks]).with(&[values(&[out, sinks])?]);
+                let args = args.with(&sink_sizes(out, heads));
+                let blocks = (out.shape().0 * heads.count).div_ceil(8);
+                self.launch(Launch::new("attention_sinks", [blocks, 1, 1], 256, args));
+                Ok(())
+            }
+            Op::AttentionSinksBackward { out, lse, d_out, sinks, d_sinks, heads } => {
+                is(lse, Dtype::F32)?;
+                let args = self.args(&[out, lse, d_out, sinks, d_sinks]);
+                let args = args.with(&[values(&[out, d_out, sinks, d_sinks])?]);
+                let args = args.with(&sink_sizes(out, heads));
+                let kernel = "attention_sinks_backward";
+                self.launch(Launch::new(kernel, [heads.count, 1, 1], 1024, args));
+                Ok(())
+            }
             _ => no_kernel(op),
         }
     }
 
     pub(super) fn cache(&mut self, op: &Op) -> Result<(), String> {
         match *op {
-            Op::CachedAttention { q, cache, out, heads, scores } => {
+            Op::CachedAttention { q, cache, out, heads, scores, sinks } => {
                 let dim = q.len() / heads.count;
                 if dim > WIDEST_HEAD {
                     return Err(format!("heads of {dim}; at most {WIDEST_HEAD}"));
                 }
                 let sizes = [cache.shape().0, dim, heads.group(), heads.kv_count];
-                let args = self.args(&[q, cache, out]).with(&[values(&[q, cache, out])?]);
+                let types = values(&[q, cache, out, sinks.unwrap_or(out)])?;
+                let args = self.args(&[q, cache, out]).with(&[self.at_or_null(sinks), types]);
                 let args = args.with(&sizes.map(|n| n as u64)).float(scores.scale);
                 let args = args.float(or_zero(scores.cap));
                 self.launch(Launch::new("cached_attention", [heads.count, 1, 1], 256, args));

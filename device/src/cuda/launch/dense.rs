@@ -51,15 +51,17 @@ impl Launcher<'_> {
                 let kernel = match gate {
                     Gate::Silu => "swiglu",
                     Gate::Gelu => "geglu",
+                    Gate::ClampedSilu { .. } => "clamped_swiglu",
                 };
-                self.gated(kernel, x, y)?;
+                self.gated(kernel, [x, y], gate)?;
             }
             Op::SwiGluBackward { x, d, gate } => {
                 let kernel = match gate {
                     Gate::Silu => "swiglu_backward",
                     Gate::Gelu => "geglu_backward",
+                    Gate::ClampedSilu { .. } => "clamped_swiglu_backward",
                 };
-                self.gated(kernel, x, d)?;
+                self.gated(kernel, [x, d], gate)?;
             }
             Op::ColumnSum { x, y } => {
                 let (rows, cols) = x.shape();
@@ -90,9 +92,18 @@ impl Launcher<'_> {
     }
 
     /// Launches a kernel on gates and values x (rows, 2 width) and on y (rows, width).
-    fn gated(&mut self, kernel: &'static str, x: Tensor, y: Tensor) -> Result<(), String> {
+    fn gated(
+        &mut self,
+        kernel: &'static str,
+        [x, y]: [Tensor; 2],
+        gate: Gate,
+    ) -> Result<(), String> {
         let (rows, width) = y.shape();
         let args = self.args(&[x, y]).with(&[values(&[x, y])?, rows as u64, width as u64]);
+        let args = match gate {
+            Gate::Silu | Gate::Gelu => args,
+            Gate::ClampedSilu { slope, limit } => args.float(slope).float(limit),
+        };
         self.launch(Launch::by_rows(kernel, rows, width, 256, args));
         Ok(())
     }

@@ -155,6 +155,21 @@ impl Launcher<'_> {
                 };
                 self.grouped(index, [a, b, c], experts, offsets, add, sm)?;
             }
+            Op::AddExpertBiases { x, biases, offsets } => {
+                is(offsets, Dtype::I32)?;
+                let (rows, cols) = x.shape();
+                let args = self.args(&[x, biases, offsets]).with(&[values(&[x, biases])?]);
+                let args = args.with(&[biases.shape().0, rows, cols].map(|n| n as u64));
+                self.launch(Launch::by_rows("add_expert_biases", rows, cols, 256, args));
+            }
+            Op::ExpertBiasesBackward { d_y, offsets, d_biases } => {
+                is(offsets, Dtype::I32)?;
+                let (experts, cols) = d_biases.shape();
+                let args = self.args(&[d_y, offsets, d_biases]);
+                let args = args.with(&[values(&[d_y, d_biases])?, cols as u64]);
+                let grid = [cols.div_ceil(32), experts, 1];
+                self.launch(Launch::new("expert_biases_backward", grid, 1024, args));
+            }
             Op::CombineExperts { y, places, weights, out } => {
                 is(places, Dtype::I32)?;
                 weights.map_or(Ok(()), |weights| is(weights, Dtype::F32))?;

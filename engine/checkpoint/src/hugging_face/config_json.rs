@@ -273,6 +273,7 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
         proj_bias: _,
         qk_norm: _,
         qk_norm_width: _,
+        attention_sinks: _,
         norm_offset: _,
         norm_place: _,
         gate: _,

@@ -5,13 +5,13 @@ mod tests;
 
 use config::layer_pattern::{UNROTATED, WINDOWED};
 use config::transformers::{ModelClass, WINDOW};
-use config::{Balance, ExpertsConfig, ModelConfig, RopeConfig, RopeScaling, ScoreRule};
+use config::{Balance, ExpertsConfig, Gate, ModelConfig, RopeConfig, RopeScaling, ScoreRule};
 use layout::build::decimal;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Classes for models without a folder, in the order in which they are tried.
-pub(super) const CLASSES: [ModelClass; 16] = [
+pub(super) const CLASSES: [ModelClass; 17] = [
     ModelClass::Llama,
     ModelClass::Qwen2,
     ModelClass::Qwen3,
@@ -29,6 +29,7 @@ pub(super) const CLASSES: [ModelClass; 16] = [
     ModelClass::Mixtral,
     ModelClass::Olmoe,
     ModelClass::Glm4Moe,
+    ModelClass::GptOss,
 ];
 
 /// Whether a class takes the size of the model's heads.
@@ -160,7 +161,8 @@ fn part_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
         | ModelClass::SmolLm3
         | ModelClass::Granite
         | ModelClass::Qwen3Moe
-        | ModelClass::Olmoe => all["attention_bias"] = json!(m.proj_bias),
+        | ModelClass::Olmoe
+        | ModelClass::GptOss => all["attention_bias"] = json!(m.proj_bias),
         ModelClass::Glm4Moe => {
             all["attention_bias"] = json!(m.qkv_bias);
             all["use_qk_norm"] = json!(m.qk_norm);
@@ -190,6 +192,12 @@ fn part_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
             all["resid_pdrop"] = json!(0.0);
         }
         ModelClass::SmolLm3 => all["mlp_bias"] = json!(false),
+        ModelClass::GptOss => {
+            if let Gate::ClampedSilu { slope, limit } = m.gate {
+                all["swiglu_alpha"] = json!(decimal(slope));
+                all["swiglu_limit"] = json!(decimal(limit));
+            }
+        }
         _ => {}
     }
     let without_key = matches!(
@@ -220,7 +228,8 @@ fn expert_keys(
     // Either name may stand in a file of version 5.
     let first = if class == ModelClass::Glm4Moe { "n_routed_experts" } else { "num_experts" };
     let names = [first, "num_local_experts"];
-    let of_class = names[usize::from(class == ModelClass::Mixtral)];
+    let is_local = matches!(class, ModelClass::Mixtral | ModelClass::GptOss);
+    let of_class = names[usize::from(is_local)];
     let kept = came.and_then(|came| names.into_iter().find(|name| came.contains_key(*name)));
     let count = kept.unwrap_or(of_class);
     all[count] = json!(experts.count);
@@ -234,7 +243,7 @@ fn expert_keys(
         ModelClass::Glm4Moe => glm_keys(all, experts),
         _ => all["intermediate_size"] = json!(experts.ffn_hidden),
     }
-    if class != ModelClass::Mixtral {
+    if !is_local {
         all["norm_topk_prob"] = json!(experts.normalize);
     }
     if let Some(came) = came {
@@ -307,7 +316,7 @@ fn layer_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
             all["use_sliding_window"] = json!(m.window.is_some());
             all["sliding_window"] = json!(m.window);
         }
-        ModelClass::Gemma2 | ModelClass::Gemma3 | ModelClass::Olmo3 => {
+        ModelClass::Gemma2 | ModelClass::Gemma3 | ModelClass::Olmo3 | ModelClass::GptOss => {
             all["sliding_window"] = json!(m.window.unwrap_or(WINDOW));
             all["layer_types"] = types();
         }

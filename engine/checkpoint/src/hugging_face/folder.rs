@@ -2,9 +2,10 @@
 
 use super::config_json::mismatches;
 use super::names::{
-    HEAD, Names, StackPlace, bare, bare_in_wrapper, is_of_an_adapter, is_stack, layer_of,
+    CODES, HEAD, Names, StackPlace, bare, bare_in_wrapper, is_of_an_adapter, is_stack, layer_of,
 };
-use super::row_place::RowPlace;
+use super::row_place::{RowPlace, Steps};
+use super::tensor_codes;
 use super::tensors::{missing, widen};
 use super::{CONFIG, FolderError, INDEX, WHOLE, transposed, weight_index};
 use crate::header::{self, TensorEntry, length};
@@ -75,6 +76,10 @@ pub(super) struct TensorPlace {
     shape: (usize, usize),
     /// Whether the folder stores the tensor transposed.
     pub(super) transposed: bool,
+    /// Distances of the parameter's elements, if they are not one after the other.
+    steps: Option<Steps>,
+    /// Scales of the codes that the tensor has in the place of numbers.
+    scales: Option<ForeignTensor>,
     /// Number of the expert, if the tensor holds those of a whole layer.
     expert: Option<usize>,
 }
@@ -82,6 +87,11 @@ pub(super) struct TensorPlace {
 impl TensorPlace {
     pub(super) const fn num_elements(&self) -> usize {
         self.shape.0 * self.shape.1
+    }
+
+    /// Whether the parameter is read as a whole: no part of it is a run of the tensor's numbers.
+    pub(super) const fn is_read_whole(&self) -> bool {
+        self.transposed || self.steps.is_some() || self.scales.is_some()
     }
 }
 
@@ -248,7 +258,8 @@ impl Folder {
         let shape = gpt.shape();
         let names = Names::of(shape, self.class, self.fuses_experts());
         let tied = shape.architecture.tied;
-        let mut known: BTreeSet<String> = params.iter().map(|p| names.foreign(&p.name).0).collect();
+        let mut known: BTreeSet<String> =
+            params.iter().flat_map(|p| self.names_of(names.foreign(&p.name).0)).collect();
         if tied {
             known.insert(HEAD.into());
         }
@@ -297,7 +308,14 @@ impl Folder {
 
     /// Whether the folder has one tensor for the matrices of all experts of a layer.
     pub(super) fn fuses_experts(&self) -> bool {
-        self.tensors.keys().any(|name| is_stack(name))
+        self.class != ModelClass::GptOss && self.tensors.keys().any(|name| is_stack(name))
+    }
+
+    /// Names of the tensors with the numbers of `name`: its own, or those of codes and scales.
+    fn names_of(&self, name: String) -> Vec<String> {
+        let codes = CODES.map(|end| format!("{name}{end}"));
+        let has = |name: &String| self.tensors.contains_key(name);
+        if !has(&name) && codes.iter().any(has) { codes.into() } else { vec![name] }
     }
 
     /// The place of one parameter. A tied table may have either of its two names.
@@ -311,16 +329,23 @@ impl Folder {
     ) -> Result<TensorPlace, FolderError> {
         let ((theirs, transposed), shape) = (names.foreign(&param.name), param.global);
         let other = || self.tensors.get(HEAD).filter(|_| tied && theirs == names.table());
+        let stack = names.stack_place(&param.name);
+        let own = self.names_of(theirs.clone());
+        if let (Some(stack), [codes, scales]) = (stack.filter(|of| of.interleaved), &own[..]) {
+            return self.place_of_codes(stack, param, [codes, scales]);
+        }
         let Some(foreign) = self.tensors.get(&theirs).or_else(other) else {
             let strange: Vec<&str> = strange.iter().map(|f| f.entry.name.as_str()).collect();
             return Err(FolderError::refused(&self.path, missing(&theirs, &strange)));
         };
         let mut wanted = param.dimensions();
         wanted[0] = joined.rows;
-        let stack = names.stack_place(&param.name);
-        if let Some(StackPlace { experts, .. }) = stack {
+        if let Some(StackPlace { experts, interleaved, .. }) = stack {
             wanted[0] = joined.rows / experts;
             wanted.insert(0, experts);
+            if interleaved {
+                wanted[1..].reverse();
+            }
         }
         if transposed {
             wanted.reverse();
@@ -337,9 +362,46 @@ impl Folder {
             let why = if is_flat { format!("{why}. {GATHER}") } else { why };
             return Err(self.refused(foreign, why));
         }
-        let first = joined.first * shape.1;
-        let expert = stack.map(|stack| stack.expert);
-        Ok(TensorPlace { foreign: foreign.clone(), first, shape, transposed, expert })
+        let steps = stack.and_then(|stack| Steps::of(stack, param));
+        let first = steps.map_or(joined.first * shape.1, |steps| steps.first);
+        let (foreign, expert) = (foreign.clone(), stack.map(|stack| stack.expert));
+        Ok(TensorPlace { foreign, first, shape, transposed, steps, scales: None, expert })
+    }
+
+    /// The place of a matrix of an expert in tensors of codes and scales, which are not transposed.
+    fn place_of_codes(
+        &self,
+        stack: StackPlace,
+        param: &Param,
+        names: [&String; 2],
+    ) -> Result<TensorPlace, FolderError> {
+        let [codes, scales] = names.map(|name| {
+            let found = self.tensors.get(name);
+            found.ok_or_else(|| FolderError::refused(&self.path, missing(name, &[])))
+        });
+        let (codes, scales, shape) = (codes?, scales?, param.global);
+        let StackPlace { experts, parts, expert, part, .. } = stack;
+        for (foreign, wanted) in
+            [codes, scales].into_iter().zip(tensor_codes::shapes(experts, parts * shape.0, shape.1))
+        {
+            let TensorEntry { name, dtype, shape: found, .. } = &foreign.entry;
+            if *found != wanted || dtype != "U8" {
+                let why = format!("`{name}` is {dtype} {found:?}, not U8 {wanted:?}");
+                return Err(self.refused(foreign, why));
+            }
+        }
+        let first = (expert * parts * shape.0 + part) * shape.1;
+        let steps = Some(Steps { first, row: parts * shape.1, column: 1 });
+        let (foreign, scales) = (codes.clone(), Some(scales.clone()));
+        Ok(TensorPlace {
+            foreign,
+            first,
+            shape,
+            transposed: false,
+            steps,
+            scales,
+            expert: Some(expert),
+        })
     }
 
     /// Checks that the head's weights, if the folder has them, equal the embedding bit for bit.
@@ -422,6 +484,9 @@ impl Folder {
     /// # Errors
     /// As for [`read`](Self::read).
     pub(super) fn check(&self, place: &TensorPlace) -> Result<(), FolderError> {
+        if place.is_read_whole() && !place.transposed {
+            return self.read(place).map(drop);
+        }
         let all = place.num_elements();
         let parts = (0..all.div_ceil(CHECKED)).into_par_iter().map(|i| i * CHECKED);
         parts
@@ -435,11 +500,20 @@ impl Folder {
     /// A file cannot be read, or a number is not finite.
     pub(super) fn read(&self, place: &TensorPlace) -> Result<Vec<f32>, FolderError> {
         let (rows, columns) = place.shape;
-        let mut values = vec![0.0; rows * columns];
+        let run = place.steps.map_or(rows * columns, |steps| steps.run(place.shape));
+        let mut values = vec![0.0; run];
         let parts = values.par_chunks_mut(AT_ONCE / 4).enumerate();
-        let read =
-            |(i, part)| self.read_elements(&place.foreign, place.first + i * (AT_ONCE / 4), part);
+        let read = |(i, part): (usize, &mut [f32])| {
+            let first = place.first + i * (AT_ONCE / 4);
+            match &place.scales {
+                Some(scales) => self.read_codes([&place.foreign, scales], first, part),
+                None => self.read_elements(&place.foreign, first, part),
+            }
+        };
         parts.try_for_each(read)?;
+        if let Some(steps) = place.steps {
+            values = steps.pick(&values, place.shape);
+        }
         self.check_finite(place, &values)?;
         Ok(if place.transposed { transposed(&values, (columns, rows)) } else { values })
     }

@@ -39,10 +39,13 @@ pub(super) enum ExpertForm {
     /// One tensor with the gates and ups of all experts (E, 2 I, C), and one with their projections
     /// back (E, C, I).
     Fused,
+    /// The same with transposed matrices, (E, C, 2 I) and (E, I, C), and with biases (E, 2 I) and (E,
+    /// C). Gates and ups alternate (gpt-oss).
+    Interleaved,
 }
 
-/// Place of a matrix of an expert in the tensor of all experts of a layer, which holds `parts`
-/// matrices of each of `experts` experts.
+/// Place of a matrix or of a bias of an expert in the tensor of all experts of a layer, which holds
+/// `parts` of each of `experts` experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StackPlace {
     pub(super) experts: usize,
@@ -51,6 +54,8 @@ pub(super) struct StackPlace {
     pub(super) expert: usize,
     /// Number of the matrix among those of the expert.
     pub(super) part: usize,
+    /// Whether the parts alternate and matrices are transposed.
+    pub(super) interleaved: bool,
 }
 
 /// Name of the output projection, which is outside of the inner model, so it has no prefix.
@@ -63,7 +68,8 @@ const GPT2: [(&str, &str); 4] = [
     (".mlp.fc.", ".mlp.c_fc."),
     (".mlp.proj.", ".mlp.c_proj."),
 ];
-const LLAMA: [(&str, &str); 9] = [
+const LLAMA: [(&str, &str); 10] = [
+    (".attn.sinks", ".self_attn.sinks"),
     (".attn.q.", ".self_attn.q_proj."),
     (".attn.k.", ".self_attn.k_proj."),
     (".attn.v.", ".self_attn.v_proj."),
@@ -109,6 +115,8 @@ const OTHERS: [[&str; 2]; 5] = [
 ];
 /// Ends of the names of fused experts: gates and ups, and projections back.
 const STACKS: [&str; 2] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
+/// Ends of the names of codes and of their scales, behind the name of the numbers that they stand for.
+pub(super) const CODES: [&str; 2] = ["_blocks", "_scales"];
 
 /// Number of the layer of a tensor, from its name without prefix.
 pub(super) fn layer_of(bare: &str) -> Option<usize> {
@@ -125,12 +133,26 @@ pub(super) fn is_stack(bare: &str) -> bool {
     STACKS.iter().any(|stack| bare.ends_with(stack))
 }
 
-/// A matrix of an expert in a parameter's name: prefix, number of the expert, row of [`EXPERT`].
-fn expert_matrix(name: &str) -> Option<(&str, usize, usize)> {
+/// A matrix or a bias of an expert.
+#[derive(Clone, Copy)]
+struct ExpertPart<'a> {
+    /// Prefix of the names of its layer.
+    layer: &'a str,
+    /// Number of the expert.
+    expert: usize,
+    /// Row of [`EXPERT`].
+    row: usize,
+    /// `weight` or `bias`.
+    own: &'a str,
+}
+
+/// The part of an expert that a parameter's name names.
+fn expert_part(name: &str) -> Option<ExpertPart<'_>> {
     let (layer, rest) = name.split_once(".moe.experts.")?;
-    let (expert, matrix) = rest.strip_suffix(".weight")?.split_once('.')?;
+    let (expert, rest) = rest.split_once('.')?;
+    let (matrix, own) = rest.split_once('.').filter(|(_, own)| ["weight", "bias"].contains(own))?;
     let row = EXPERT.iter().position(|[ours, ..]| *ours == matrix)?;
-    Some((layer, expert.parse().ok()?, row))
+    Some(ExpertPart { layer, expert: expert.parse().ok()?, row, own })
 }
 
 /// `name` with the part of transformers, if it has a part of onebox.
@@ -148,6 +170,7 @@ impl Names {
             return Self::Gpt2;
         }
         let form = match (fused, class) {
+            (_, ModelClass::GptOss) => ExpertForm::Interleaved,
             (true, _) => ExpertForm::Fused,
             (false, ModelClass::Mixtral) => ExpertForm::Mixtral,
             (false, _) => ExpertForm::Single,
@@ -166,17 +189,22 @@ impl Names {
         };
         let of_mixtral = form == ExpertForm::Mixtral;
         let whose = if of_mixtral { "block_sparse_moe" } else { "mlp" };
-        let theirs = match expert_matrix(name) {
+        let theirs = match expert_part(name) {
             None => {
                 let (layer, part) = name.strip_prefix("h.")?.split_once(".moe.")?;
-                let theirs = OTHERS.iter().find(|[ours, _]| *ours == part)?[1];
+                let theirs = match form {
+                    // The router has its own name, and a bias.
+                    ExpertForm::Interleaved => part,
+                    _ => OTHERS.iter().find(|[ours, _]| *ours == part)?[1],
+                };
                 format!("layers.{layer}.{whose}.{theirs}")
             }
-            Some((layer, expert, row)) => {
+            Some(ExpertPart { layer, expert, row, own }) => {
                 let layer = layer.strip_prefix("h.")?;
                 let matrix = match form {
-                    ExpertForm::Fused => {
-                        return Some(format!("layers.{layer}.{}", STACKS[row / 2]));
+                    ExpertForm::Fused | ExpertForm::Interleaved => {
+                        let end = if own == "bias" { "_bias" } else { "" };
+                        return Some(format!("layers.{layer}.{}{end}", STACKS[row / 2]));
                     }
                     ExpertForm::Single => EXPERT[row][1],
                     ExpertForm::Mixtral => EXPERT[row][2],
@@ -193,10 +221,12 @@ impl Names {
         let Self::Llama { experts: Some(ExpertNames { form, count }), .. } = self else {
             return None;
         };
-        let (_, expert, row) = expert_matrix(name).filter(|_| form == ExpertForm::Fused)?;
+        let interleaved = form == ExpertForm::Interleaved;
+        let is_stacked = interleaved || form == ExpertForm::Fused;
+        let ExpertPart { expert, row, .. } = expert_part(name).filter(|_| is_stacked)?;
         // Gate and up are in one tensor.
         let (part, parts) = if row < 2 { (row, 2) } else { (0, 1) };
-        Some(StackPlace { experts: count, parts, expert, part })
+        Some(StackPlace { experts: count, parts, expert, part, interleaved })
     }
 
     /// Name of the embedding table in transformers, without the prefix.
@@ -218,12 +248,12 @@ impl Names {
     /// of them.
     pub(super) fn joined(self, name: &str) -> Vec<String> {
         if let Some(StackPlace { experts, parts, .. }) = self.stack_place(name)
-            && let Some((layer, _, _)) = expert_matrix(name)
+            && let Some(ExpertPart { layer, own, .. }) = expert_part(name)
         {
             let rows = if parts == 2 { 0..2 } else { 2..3 };
             let of = |expert: usize| {
                 let matrix = move |row: usize| {
-                    format!("{layer}.moe.experts.{expert}.{}.weight", EXPERT[row][0])
+                    format!("{layer}.moe.experts.{expert}.{}.{own}", EXPERT[row][0])
                 };
                 rows.clone().map(matrix)
             };

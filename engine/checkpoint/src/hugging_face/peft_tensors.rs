@@ -28,12 +28,21 @@ pub(super) struct PlacedFactor<'a> {
     place: Place,
 }
 
-/// Place of a matrix in a larger one: its element (i, j) is the element (row + i, column + step j).
+/// Place of a matrix in a larger one: its element (i, j) is the element (row + `row_step` i, column +
+/// `column_step` j).
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Place {
     row: usize,
+    row_step: usize,
     column: usize,
-    step: usize,
+    column_step: usize,
+}
+
+impl Place {
+    /// A matrix whose rows begin at `row`, with the same columns.
+    const fn below(row: usize) -> Self {
+        Self { row, row_step: 1, column: 0, column_step: 1 }
+    }
 }
 
 /// A factor of an expert: of the layer's experts, in PEFT, the first factors stand one below the other,
@@ -70,10 +79,7 @@ pub(super) fn tensors(names: Names, decoder: &Decoder) -> Vec<PeftTensor<'_>> {
     let params = decoder.segments().iter().flat_map(|layout| &layout.params);
     for (number, param) in params.enumerate() {
         let (name, shape, place) = match ExpertFactor::new(&param.name) {
-            None => {
-                let place = Place { row: 0, column: 0, step: 1 };
-                (name_of_linear(names, param), param.global, place)
-            }
+            None => (name_of_linear(names, param), param.global, Place::below(0)),
             Some(of) => {
                 let (name, shape, place) = of.placed(names, param, experts, both);
                 (name, shape, place)
@@ -101,21 +107,23 @@ impl ExpertFactor<'_> {
         let (rows, columns) = param.global;
         let is_back = self.matrix == "proj";
         let stack = if is_back { "proj" } else { "gate" };
-        let stack = names.whole(&format!("{}{EXPERTS}0.{stack}.weight", self.layer));
+        let weight = format!("{}{EXPERTS}0.{stack}.weight", self.layer);
+        let alternate = names.stack_place(&weight).is_some_and(|place| place.interleaved);
+        let stack = names.whole(&weight);
         let module = stack.rsplit_once('.').map_or(&*stack, |(module, _)| module);
         let inner = if both && !is_back { ".base_layer" } else { "" };
         let name = format!("{PREFIX}{module}{inner}.{}", PEFT_FACTORS[self.which]);
         if self.which == 0 {
-            let place = Place { row: self.expert * rows, column: 0, step: 1 };
-            return (name, (experts * rows, columns), place);
+            return (name, (experts * rows, columns), Place::below(self.expert * rows));
         }
-        // Rows of gates stand above those of ups.
+        // Rows of gates stand above those of ups, or the rows of both alternate.
         let (part, parts) = match self.matrix {
             "gate" => (0, 2),
             "up" => (1, 2),
             _ => (0, 1),
         };
-        let place = Place { row: part * rows, column: self.expert, step: experts };
+        let (row, row_step) = if alternate { (part, parts) } else { (part * rows, 1) };
+        let place = Place { row, row_step, column: self.expert, column_step: experts };
         (name, (parts * rows, columns * experts), place)
     }
 }
@@ -135,8 +143,11 @@ impl PlacedFactor<'_> {
     /// Indices of the factor's elements, in their order, in a tensor with `columns` columns.
     fn elements(&self, columns: usize) -> impl Iterator<Item = usize> {
         let (rows, own) = self.param.global;
-        let Place { row, column, step } = self.place;
-        (0..rows * own).map(move |at| (row + at / own) * columns + column + step * (at % own))
+        let Place { row, row_step, column, column_step } = self.place;
+        (0..rows * own).map(move |at| {
+            let (i, j) = (at / own, at % own);
+            (row + row_step * i) * columns + column + column_step * j
+        })
     }
 
     /// Writes `values` of the factor to its place in the values of `tensor`.

@@ -17,7 +17,7 @@ impl RowPlace {
     pub(super) fn of(names: Names, param: &Param, rows: &BTreeMap<&str, usize>) -> Self {
         // The matrices of an expert in one tensor have the same number of rows.
         if let Some(stack) = names.stack_place(&param.name) {
-            let (StackPlace { experts, parts, expert, part }, rows) = (stack, param.global.0);
+            let (StackPlace { experts, parts, expert, part, .. }, rows) = (stack, param.global.0);
             return Self { first: (expert * parts + part) * rows, rows: experts * parts * rows };
         }
         let all = names.joined(&param.name);
@@ -27,5 +27,39 @@ impl RowPlace {
         };
         let before = all.iter().take_while(|name| **name != param.name);
         Self { first: before.map(rows_of).sum(), rows: all.iter().map(rows_of).sum() }
+    }
+}
+
+/// Distances of a parameter's elements in a tensor of the folder, in elements.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Steps {
+    /// Number of the first element of the parameter.
+    pub(super) first: usize,
+    /// From a row of the parameter to the next.
+    pub(super) row: usize,
+    /// From a column of the parameter to the next.
+    pub(super) column: usize,
+}
+
+impl Steps {
+    /// Distances of a part of an expert whose parts alternate and whose matrices are transposed;
+    /// `None` if the elements are one after the other.
+    pub(super) fn of(stack: StackPlace, param: &Param) -> Option<Self> {
+        let StackPlace { parts, expert, part, interleaved, .. } = stack;
+        let (rows, columns) = param.global;
+        let first = expert * parts * rows * columns + part;
+        interleaved.then_some(Self { first, row: parts, column: parts * rows })
+    }
+
+    /// Elements of the tensor from the first element of the parameter to the last one, both included.
+    pub(super) const fn run(self, (rows, columns): (usize, usize)) -> usize {
+        (rows - 1) * self.row + (columns - 1) * self.column + 1
+    }
+
+    /// The elements of the parameter among those of its [`run`](Self::run).
+    pub(super) fn pick(self, run: &[f32], (rows, columns): (usize, usize)) -> Vec<f32> {
+        let row =
+            |row: usize| (0..columns).map(move |column| row * self.row + column * self.column);
+        (0..rows).flat_map(row).map(|index| run[index]).collect()
     }
 }

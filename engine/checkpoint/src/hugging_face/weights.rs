@@ -104,7 +104,8 @@ pub struct RankWeights<'a> {
     from: &'a PretrainedWeights,
     /// Runs of elements that the rank holds; each run has the number of its tensor.
     runs: SegmentRuns<usize>,
-    /// The last tensor that is stored transposed; a transposed tensor is read whole.
+    /// The last parameter of which no part is a run of numbers, as in a transposed tensor: it is read
+    /// whole.
     last_transposed: Mutex<Option<(usize, Arc<Vec<f32>>)>>,
 }
 
@@ -122,7 +123,7 @@ impl RankWeights<'_> {
         let PretrainedWeights { folder, places, .. } = self.from;
         self.runs.fill(segment, first, values, |tensor, global, values| {
             let place = &places[*tensor];
-            if place.transposed {
+            if place.is_read_whole() {
                 let whole = self.whole(*tensor)?;
                 values.copy_from_slice(&whole[global..global + values.len()]);
                 return Ok(());
@@ -131,7 +132,7 @@ impl RankWeights<'_> {
         })
     }
 
-    /// Reads a whole tensor that is stored transposed.
+    /// Reads a whole parameter, of which no part is a run of numbers.
     fn whole(&self, tensor: usize) -> Result<Arc<Vec<f32>>, FolderError> {
         let mut last = self.last_transposed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, values)) = last.as_ref().filter(|(number, _)| *number == tensor) {

@@ -180,7 +180,13 @@ struct ExportTensor {
 /// Origin of a tensor's values.
 enum TensorValues {
     /// Rows of the parameters with these numbers, from above. `format`: their number format.
-    Parameters { numbers: Vec<usize>, transposed: bool, format: Numbers },
+    /// `alternating`: number of parameters whose elements alternate, in the transposed order.
+    Parameters {
+        numbers: Vec<usize>,
+        transposed: bool,
+        alternating: Option<usize>,
+        format: Numbers,
+    },
     /// Bytes of a tensor that the run did not train, by its number.
     Untrained(usize),
 }
@@ -266,16 +272,21 @@ fn joined(
         done.extend(&numbers);
         let mut shape = param.dimensions();
         shape[0] = numbers.iter().map(|number| params[*number].global.0).sum();
-        if let Some(StackPlace { experts, .. }) = names.stack_place(&param.name) {
+        let stack = names.stack_place(&param.name);
+        if let Some(StackPlace { experts, interleaved, .. }) = stack {
             shape[0] /= experts;
             shape.insert(0, experts);
+            if interleaved {
+                shape[1..].reverse();
+            }
         }
+        let alternating = stack.filter(|stack| stack.interleaved).map(|stack| stack.parts);
         let (_, transposed) = names.foreign(&param.name);
         if transposed {
             shape.reverse();
         }
         let format = format_of(&param.name, format);
-        let values = TensorValues::Parameters { numbers, transposed, format };
+        let values = TensorValues::Parameters { numbers, transposed, alternating, format };
         tensors.push(ExportTensor { name: whole(number), shape, values });
     }
     tensors
@@ -379,9 +390,9 @@ fn write_part(
         file.write_all(bytes).map_err(&failed)
     };
     for tensor in tensors {
-        let (rows, is_transposed, format) = match &tensor.values {
-            TensorValues::Parameters { numbers, transposed, format } => {
-                (numbers, *transposed, *format)
+        let (rows, is_transposed, parts, format) = match &tensor.values {
+            TensorValues::Parameters { numbers, transposed, alternating, format } => {
+                (numbers, *transposed, *alternating, *format)
             }
             TensorValues::Untrained(number) => {
                 let (source, untrained) = content.untrained(*number);
@@ -389,11 +400,15 @@ fn write_part(
                 continue;
             }
         };
-        for number in rows {
-            let mut values = parameters.values(*number)?;
-            if is_transposed {
-                values = transposed(&values, parameters.params[*number].global);
-            }
+        for numbers in rows.chunks(parts.unwrap_or(1)) {
+            let size = parameters.params[numbers[0]].global;
+            let all = numbers.iter().map(|number| parameters.values(*number));
+            let all = all.collect::<Result<Vec<_>, _>>()?;
+            let values = match parts {
+                Some(_) => alternated(&all, size),
+                None if is_transposed => transposed(&all[0], size),
+                None => all.into_iter().next().unwrap_or_default(),
+            };
             for part in values.chunks(1 << 12) {
                 let mut bytes = Vec::with_capacity(4 * part.len());
                 part.iter().for_each(|x| format.write(*x, &mut bytes));
@@ -403,6 +418,16 @@ fn write_part(
     }
     file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&failed)?;
     Ok(())
+}
+
+/// The elements of matrices of the same `size`, (rows, columns), column by column. Those of the same
+/// place follow each other.
+fn alternated(parts: &[Vec<f32>], (rows, columns): (usize, usize)) -> Vec<f32> {
+    let mut all = Vec::with_capacity(parts.len() * rows * columns);
+    for place in (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column)) {
+        all.extend(parts.iter().map(|part| part[place]));
+    }
+    all
 }
 
 /// Reads the folder as an import would, and compares all values with the parameters.

@@ -211,7 +211,7 @@ pub(super) mod tests {
     use layout::LocalMachine;
     use std::path::{Path, PathBuf};
 
-    const FOLDERS: [&str; 13] = [
+    const FOLDERS: [&str; 14] = [
         "gpt2",
         "llama3",
         "llama-linear",
@@ -225,6 +225,7 @@ pub(super) mod tests {
         "smollm3",
         "phi3",
         "granite",
+        "gpt-oss",
     ];
 
     /// Folder of the model `name` of the fixtures, and a config of it.

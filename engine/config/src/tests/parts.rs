@@ -150,6 +150,7 @@ fn experts_are_a_section_or_none() {
         normalize: true,
         scoring: ScoreRule::Softmax,
         shared_hidden: 0,
+        biases: false,
         dense_layers: Vec::new(),
         balance: Balance::Off,
     };
@@ -190,6 +191,22 @@ fn experts_are_a_section_or_none() {
         "model.experts.shared_hidden",
         &["9 channels"],
     );
+    refuses(
+        &llama(&["model.attention_sinks=true"]),
+        "model.attention_sinks",
+        &["no model has attention sinks and no experts"],
+    );
+    refuses(
+        &llama(&["model.gate=ClampedSilu"]),
+        "model.gate",
+        &["no model has gates with a limit and no experts"],
+    );
+    let limited = "model.experts=(count: 4, per_token: 2, ffn_hidden: 8, biases: true)";
+    let limited =
+        llama(&[limited, "model.gate=ClampedSilu(limit: 0.5)", "model.attention_sinks=true"]);
+    let m = config(LEAST, &limited).model;
+    assert_eq!(m.gate, Gate::ClampedSilu { slope: 1.702, limit: 0.5 });
+    assert!(m.attention_sinks && m.experts.is_some_and(|experts| experts.biases));
     let whole = ["model.experts=(count: 4, per_token: 2, ffn_hidden: 8)"];
     assert_eq!(experts(&whole), Some(expected.clone()));
     let some = ["model.experts=Some((count: 4, per_token: 2, ffn_hidden: 8))"];

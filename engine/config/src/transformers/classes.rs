@@ -22,11 +22,12 @@ pub enum ModelClass {
     Mixtral,
     Olmoe,
     Glm4Moe,
+    GptOss,
 }
 
 impl ModelClass {
     /// All classes.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Gpt2,
         Self::Llama,
         Self::Mistral,
@@ -45,6 +46,7 @@ impl ModelClass {
         Self::Mixtral,
         Self::Olmoe,
         Self::Glm4Moe,
+        Self::GptOss,
     ];
 
     /// Value of `model_type`.
@@ -68,6 +70,7 @@ impl ModelClass {
             Self::Mixtral => "mixtral",
             Self::Olmoe => "olmoe",
             Self::Glm4Moe => "glm4_moe",
+            Self::GptOss => "gpt_oss",
         }
     }
 
@@ -92,6 +95,7 @@ impl ModelClass {
             Self::Mixtral => ["MixtralForCausalLM", "MixtralModel"],
             Self::Olmoe => ["OlmoeForCausalLM", "OlmoeModel"],
             Self::Glm4Moe => ["Glm4MoeForCausalLM", "Glm4MoeModel"],
+            Self::GptOss => ["GptOssForCausalLM", "GptOssModel"],
         }
     }
 
@@ -102,7 +106,7 @@ impl ModelClass {
 
     /// Whether layers of the class have experts in the place of an MLP.
     pub const fn has_experts(self) -> bool {
-        matches!(self, Self::Qwen3Moe | Self::Mixtral | Self::Olmoe | Self::Glm4Moe)
+        matches!(self, Self::Qwen3Moe | Self::Mixtral | Self::Olmoe | Self::Glm4Moe | Self::GptOss)
     }
 
     /// Whether folders of the class may have further layers after the decoder's last layer, which

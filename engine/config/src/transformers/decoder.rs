@@ -77,7 +77,8 @@ impl ClassDefaults {
             | ModelClass::Ministral3
             | ModelClass::Mixtral
             | ModelClass::Olmoe
-            | ModelClass::Glm4Moe => Self { norm_eps: 1e-5, ..others },
+            | ModelClass::Glm4Moe
+            | ModelClass::GptOss => Self { norm_eps: 1e-5, ..others },
             ModelClass::SmolLm3 => Self { tied: true, ..others },
             ModelClass::Gpt2
             | ModelClass::Llama
@@ -135,13 +136,14 @@ pub(super) fn decoder(keys: &mut Keys, class: ModelClass) -> FolderModel {
         proj_bias,
         qk_norm,
         qk_norm_width: matches!(class, ModelClass::Olmo2 | ModelClass::Olmo3 | ModelClass::Olmoe),
+        attention_sinks: class == ModelClass::GptOss,
         norm_offset: class.is_gemma(),
         norm_place: match class {
             ModelClass::Gemma2 | ModelClass::Gemma3 => NormPlace::Around,
             ModelClass::Olmo2 | ModelClass::Olmo3 => NormPlace::After,
             _ => NormPlace::Before,
         },
-        gate: if class.is_gemma() { Gate::Gelu } else { Gate::Silu },
+        gate: gate(keys, class),
         attention_scale: scales.attention,
         score_cap: scales.score_cap,
         logit_cap: scales.logit_cap,
@@ -163,7 +165,7 @@ fn head_sizes(keys: &mut Keys, class: ModelClass, usual: &ClassDefaults) -> Head
     let hidden = keys.whole("hidden_size", HIDDEN);
     let head_dim = match class {
         // The classes have other defaults than the quotient, but no file leaves out the key.
-        ModelClass::Qwen3 | ModelClass::Ministral3 | ModelClass::SeedOss => {
+        ModelClass::Qwen3 | ModelClass::Ministral3 | ModelClass::SeedOss | ModelClass::GptOss => {
             keys.whole("head_dim", HEADS)
         }
         _ => keys.whole_or("head_dim", HEADS, usual.head_dim.or(Some(hidden / heads))),
@@ -275,6 +277,27 @@ fn biases(keys: &mut Keys, class: ModelClass) -> (bool, bool) {
             (biased, biased)
         }
         ModelClass::Glm4Moe => (keys.flag("attention_bias", false), false),
+        ModelClass::GptOss => {
+            let biased = keys.flag("attention_bias", true);
+            (biased, biased)
+        }
+    }
+}
+
+/// Activation of the gates of MLPs and experts.
+fn gate(keys: &mut Keys, class: ModelClass) -> Gate {
+    match class {
+        ModelClass::GptOss => {
+            // Its class does not read the second name of the length that YaRN extends.
+            keys.read_keys.push("initial_context_length");
+            let slope = keys.number_within("swiglu_alpha", SCALES, 1.702) as f32;
+            Gate::ClampedSilu {
+                slope,
+                limit: keys.number_within("swiglu_limit", SCALES, 7.0) as f32,
+            }
+        }
+        class if class.is_gemma() => Gate::Gelu,
+        _ => Gate::Silu,
     }
 }
 

@@ -29,7 +29,9 @@ impl CountNames {
             ModelClass::Glm4Moe => {
                 Self { usual: "n_routed_experts", both: ["n_routed_experts", LOCAL] }
             }
-            ModelClass::Mixtral => Self { usual: LOCAL, both: ["num_experts", LOCAL] },
+            ModelClass::Mixtral | ModelClass::GptOss => {
+                Self { usual: LOCAL, both: ["num_experts", LOCAL] }
+            }
             _ => Self { usual: "num_experts", both: ["num_experts", LOCAL] },
         }
     }
@@ -56,7 +58,7 @@ pub(super) fn experts(
     }
     let normalize = match class {
         // Its class always divides the weights of a token by their sum.
-        ModelClass::Mixtral => true,
+        ModelClass::Mixtral | ModelClass::GptOss => true,
         ModelClass::Glm4Moe => keys.flag("norm_topk_prob", true),
         _ => keys.flag("norm_topk_prob", false),
     };
@@ -73,6 +75,10 @@ pub(super) fn experts(
             let why =
                 "onebox limits no queries, keys and values; it needs a model without this key";
             keys.fixed("clip_qkv", &[Value::Null], why);
+        }
+        ModelClass::GptOss => {
+            let why = "it is another name of `num_experts_per_tok`";
+            keys.fixed("experts_per_token", &[json!(per_token)], why);
         }
         _ => {}
     }
@@ -91,6 +97,7 @@ pub(super) fn experts(
         normalize,
         scoring,
         shared_hidden,
+        biases: class == ModelClass::GptOss,
         dense_layers,
         balance: balance(keys, class),
     })
@@ -196,8 +203,8 @@ fn balance(keys: &mut Keys, class: ModelClass) -> Balance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ModelConfig;
     use crate::transformers::folder_model;
+    use crate::{Gate, ModelConfig, RopeScaling};
 
     /// A file of `kind` with these keys besides the sizes; a null takes a key out.
     fn file(kind: &str, more: &Value) -> Vec<u8> {
@@ -228,6 +235,21 @@ mod tests {
                 "partial_rotary_factor": 0.5, "rope_scaling": null, "rope_theta": 1_000_000, "rms_norm_eps": 1e-5,
                 "tie_word_embeddings": false
             }),
+            // Keys of openai/gpt-oss-20b.
+            "gpt_oss" => json!({
+                "num_local_experts": 8, "experts_per_token": 2, "head_dim": 16, "attention_bias": true,
+                "initial_context_length": 128, "sliding_window": 128, "swiglu_limit": 7.0, "output_router_logits": false,
+                "router_aux_loss_coef": 0.9, "rms_norm_eps": 1e-5, "rope_theta": 150_000, "tie_word_embeddings": false,
+                "rope_scaling": {
+                    "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 128,
+                    "rope_type": "yarn", "truncate": false
+                },
+                "layer_types": [
+                    "sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention",
+                    "full_attention"
+                ],
+                "quantization_config": { "quant_method": "mxfp4" }
+            }),
             // Keys of allenai/OLMoE-1B-7B-0924.
             _ => json!({
                 "num_experts": 8, "norm_topk_prob": false, "clip_qkv": null, "attention_bias": false,
@@ -256,6 +278,7 @@ mod tests {
             normalize,
             scoring: ScoreRule::Softmax,
             shared_hidden: 0,
+            biases: false,
             dense_layers: Vec::new(),
             balance: Balance::Off,
         };
@@ -310,6 +333,7 @@ mod tests {
             normalize: true,
             scoring: ScoreRule::Sigmoid { groups: 1, kept_groups: 1, scale: 1.0 },
             shared_hidden: 48,
+            biases: false,
             dense_layers: vec![0],
             balance: Balance::Off,
         };
@@ -362,6 +386,66 @@ mod tests {
             let found = refusal.wrong.iter().any(|wrong| wrong.contains(message));
             assert!(found, "{more}: {refusal:?}");
         }
+    }
+
+    #[test]
+    fn a_gpt_oss_has_sinks_biases_and_gates_with_limits() {
+        let m = read("gpt_oss", &json!({}));
+        let experts = ExpertsConfig {
+            count: 8,
+            per_token: 2,
+            ffn_hidden: 160,
+            normalize: true,
+            scoring: ScoreRule::Softmax,
+            shared_hidden: 0,
+            biases: true,
+            dense_layers: Vec::new(),
+            balance: Balance::Off,
+        };
+        assert_eq!(m.experts.as_ref(), Some(&experts));
+        assert_eq!(m.gate, Gate::ClampedSilu { slope: 1.702, limit: 7.0 });
+        assert_eq!(
+            [m.attention_sinks, m.qkv_bias, m.proj_bias, m.qk_norm],
+            [true, true, true, false]
+        );
+        assert_eq!((m.layer_pattern.as_str(), m.window), ("WF", Some(128)));
+        let RopeScaling::Yarn { truncate, factor, .. } = m.rope.scaling else {
+            panic!("{:?}", m.rope)
+        };
+        assert_eq!((truncate, factor, m.rope.theta), (false, 32.0, 1.5e5));
+        // Version 5 writes one object, and the number of experts under either name.
+        let new = json!({
+            "rope_theta": null, "rope_scaling": null, "experts_per_token": null, "initial_context_length": null,
+            "rope_parameters": {
+                "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 128,
+                "rope_type": "yarn", "rope_theta": 150_000.0, "truncate": false
+            },
+            "num_local_experts": null, "num_experts": 8, "swiglu_alpha": 1.702, "quantization_config": null
+        });
+        assert_eq!(read("gpt_oss", &new), m);
+        // Defaults of the class.
+        let none = json!({
+            "layer_types": null, "sliding_window": null, "attention_bias": null, "swiglu_limit": null,
+            "rms_norm_eps": null, "rope_theta": null, "router_aux_loss_coef": null
+        });
+        assert_eq!(read("gpt_oss", &none), m);
+        for (more, message) in [
+            (json!({ "experts_per_token": 4 }), "`experts_per_token` is 4"),
+            (json!({ "swiglu_limit": -7.0 }), "`swiglu_limit` is -7.0"),
+            (json!({ "rope_scaling": null }), "`rope_parameters` is missing"),
+            (json!({ "head_dim": null }), "`head_dim` is missing"),
+            (json!({ "mlp_bias": true }), "`mlp_bias` is true"),
+        ] {
+            let refusal = folder_model(&file("gpt_oss", &more)).expect_err(&format!("{more}"));
+            let found = refusal.wrong.iter().any(|wrong| wrong.contains(message));
+            assert!(found, "{more}: {refusal:?}");
+        }
+        let codes = json!({ "quantization_config": { "quant_method": "gptq" } });
+        let refusal = folder_model(&file("gpt_oss", &codes)).expect_err("other codes");
+        assert!(refusal.wrong[0].contains("weights must be numbers"), "{refusal:?}");
+        let codes = json!({ "quantization_config": { "quant_method": "mxfp4" } });
+        let refusal = folder_model(&file("mixtral", &codes)).expect_err("codes of another class");
+        assert!(refusal.wrong[0].contains("weights must be numbers"), "{refusal:?}");
     }
 
     #[test]

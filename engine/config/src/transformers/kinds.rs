@@ -96,7 +96,7 @@ struct LackingPart {
     keys: &'static [&'static str],
 }
 
-const LACKING: [LackingPart; 8] = [
+const LACKING: [LackingPart; 7] = [
     LackingPart {
         what: "a sparse indexer of keys and values",
         families: &["deepseek_v32", "deepseek_v4", "glm_moe_dsa", "qwen4_exp", "mistral_large4"],
@@ -130,13 +130,7 @@ const LACKING: [LackingPart; 8] = [
     },
     LackingPart {
         what: "attention sinks",
-        families: &["gpt_oss", "deepseek_v4", "mimo_v2_flash", "granitemoe_swa", "hy_v4"],
-        in_name: &[],
-        keys: &[],
-    },
-    LackingPart {
-        what: "gates of experts with biases and limits",
-        families: &["gpt_oss"],
+        families: &["deepseek_v4", "mimo_v2_flash", "granitemoe_swa", "hy_v4"],
         in_name: &[],
         keys: &[],
     },
@@ -246,7 +240,7 @@ mod tests {
     /// Source: the classes of transformers 5.24.
     #[test]
     fn a_family_is_refused_for_the_parts_that_onebox_lacks() {
-        let experts = "it has a mixture of experts of another class: onebox has those of qwen3_moe, mixtral, olmoe, glm4_moe";
+        let experts = "it has a mixture of experts of another class: onebox has those of qwen3_moe, mixtral, olmoe, glm4_moe, gpt_oss";
         for (config, message) in [
             (json!({ "model_type": "granitemoe", "num_local_experts": 32 }), experts),
             (json!({ "model_type": "new", "num_experts": 60 }), experts),
@@ -258,8 +252,8 @@ mod tests {
             (json!({ "model_type": "new", "num_experts": 60, "n_shared_experts": 2 }), experts),
             (json!({ "model_type": "dots1", "n_routed_experts": 128 }), experts),
             (
-                json!({ "model_type": "gpt_oss", "num_local_experts": 32 }),
-                "it has attention sinks and gates of experts with biases and limits, which onebox lacks",
+                json!({ "model_type": "mimo_v2_flash", "num_local_experts": 32 }),
+                "it has attention sinks, which onebox lacks",
             ),
             (
                 json!({ "model_type": "glm4_moe_lite", "n_routed_experts": 64 }),

@@ -51,7 +51,7 @@ pub(super) fn layer_letters(keys: &mut Keys, class: ModelClass, layers: usize) -
                 vec![FULL; layers]
             }
         },
-        ModelClass::Gemma2 => each(&every(2)),
+        ModelClass::Gemma2 | ModelClass::GptOss => each(&every(2)),
         ModelClass::Gemma3 => {
             let period = keys.whole_or("sliding_window_pattern", LAYERS, Some(6));
             each(&every(period))
@@ -113,6 +113,7 @@ fn window(keys: &mut Keys, class: ModelClass) -> Option<usize> {
             Some(WINDOW)
         }
         ModelClass::Gemma2 | ModelClass::Gemma3 | ModelClass::Olmo3 => Some(WINDOW),
+        ModelClass::GptOss => Some(128),
         ModelClass::Ministral3 | ModelClass::Phi3 => None,
         ModelClass::Mixtral => {
             keys.read_keys.push("max_window_layers");
@@ -200,7 +201,8 @@ fn named(keys: &mut Keys, class: ModelClass, of_class: Vec<char>) -> Vec<char> {
         | ModelClass::Qwen3
         | ModelClass::Gemma2
         | ModelClass::Gemma3
-        | ModelClass::Olmo3 => true,
+        | ModelClass::Olmo3
+        | ModelClass::GptOss => true,
         ModelClass::Gpt2
         | ModelClass::Llama
         | ModelClass::Mistral

@@ -67,6 +67,7 @@ pub(super) fn ropes(keys: &mut Keys, context: RopeContext) -> Ropes {
             ModelClass::Gemma3 | ModelClass::Mixtral => 1e6,
             ModelClass::Olmo3 => 5e5,
             ModelClass::SmolLm3 => 2e6,
+            ModelClass::GptOss => 1.5e5,
             _ => 1e4,
         },
         share: keys.get("partial_rotary_factor"),
@@ -85,7 +86,9 @@ pub(super) fn ropes(keys: &mut Keys, context: RopeContext) -> Ropes {
     if parameters.is_some() {
         outer.name = "rope_parameters".into();
     }
-    if context.class == ModelClass::Ministral3 && parameters.is_none() && scaling.is_none() {
+    // These classes have a scaling without the key, too.
+    let is_scaled = matches!(context.class, ModelClass::Ministral3 | ModelClass::GptOss);
+    if is_scaled && parameters.is_none() && scaling.is_none() {
         keys.wrong.push("`rope_parameters` is missing".into());
         return Ropes { full: NO_ROPE, windowed: NO_ROPE };
     }

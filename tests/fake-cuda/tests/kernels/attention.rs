@@ -1,6 +1,6 @@
 //! Attention: portable and on tensor cores.
 
-use super::rig::{self, Rig, VALUES, noise};
+use super::rig::{self, Rig, VALUES, noise, normal};
 use super::{DROPOUT, NO_DROPOUT, in_each_type};
 use device::{Dropout, Dtype, Heads, Op, Scores};
 
@@ -122,7 +122,36 @@ fn attention_to_what_is_kept_agrees() {
             let cache = rig.put_noise(dtype, (n, 2 * kv_count * dim), 2);
             let out = rig.out(dtype, (1, count * dim));
             let scores = Scores::of(dim);
-            rig.open().check(&Op::CachedAttention { q, cache, out, heads, scores }, 2e-6, 1.0);
+            let sinks = rig.put(dtype, (1, count), &normal(3, count));
+            let mut pair = rig.open();
+            for sinks in [None, Some(sinks)] {
+                let op = Op::CachedAttention { q, cache, out, heads, scores, sinks };
+                pair.check(&op, 2e-6, 1.0);
+            }
+        }
+    });
+}
+
+/// Checks sinks and their gradient. `sizes`: samples, tokens, heads, and elements of a head.
+pub(crate) fn check_sinks(mut rig: Rig, dtype: Dtype, sizes: [usize; 4]) {
+    let [samples, seq_len, count, dim] = sizes;
+    let heads = Heads { count, kv_count: 1, first: 0, total: count, seq_len };
+    let rows = samples * seq_len;
+    let [out, d_out] = [1, 2].map(|seed| rig.put_noise(dtype, (rows, count * dim), seed));
+    let lse = rig.put(Dtype::F32, (1, rows * count), &normal(3, rows * count));
+    let sinks = rig.put(dtype, (1, count), &normal(4, count));
+    let d_sinks = rig.out(dtype, (1, count));
+    let mut pair = rig.open();
+    pair.check(&Op::AttentionSinks { out, lse, sinks, heads }, 1e-6, 1.0);
+    let op = Op::AttentionSinksBackward { out, lse, d_out, sinks, d_sinks, heads };
+    pair.check(&op, 1e-5, 1.0);
+}
+
+#[test]
+fn sinks_and_their_gradient_agree() {
+    in_each_type(|dtype, skew| {
+        for sizes in [[1, 1, 1, 1], [2, 9, 3, 10], [1, 130, 5, 64], [3, 33, 2, 256]] {
+            check_sinks(Rig::new(skew), dtype, sizes);
         }
     });
 }
@@ -155,7 +184,8 @@ fn attention_to_what_is_kept_is_the_formula() {
             let mut pair = rig.open();
             let (query, kept) = (pair.on_cpu(q), pair.on_cpu(cache));
             let scores = Scores::of(dim);
-            let got = pair.launched(&Op::CachedAttention { q, cache, out, heads, scores }, out);
+            let got = pair
+                .launched(&Op::CachedAttention { q, cache, out, heads, scores, sinks: None }, out);
             for head in 0..count {
                 let shared = head / heads.group();
                 let at = |position: usize, part: usize, d: usize| {

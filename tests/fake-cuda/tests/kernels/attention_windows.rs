@@ -224,7 +224,9 @@ fn capped_attention_to_what_is_kept_agrees() {
             let mut pair = rig.open();
             for cap in [None, Some(1.5), Some(30.0)] {
                 let scores = Scores { scale: 0.5, cap, window: None };
-                pair.check(&Op::CachedAttention { q, cache, out, heads, scores }, 8e-6, 1.0);
+                let sinks = None;
+                let op = Op::CachedAttention { q, cache, out, heads, scores, sinks };
+                pair.check(&op, 8e-6, 1.0);
             }
         }
     });

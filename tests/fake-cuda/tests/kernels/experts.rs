@@ -299,6 +299,27 @@ pub(crate) fn check_rows(mut rig: Rig, dtype: Dtype, [tokens, per_token, cols]: 
     }
 }
 
+/// Checks biases of experts with these numbers of rows, and their gradient.
+pub(crate) fn check_biases(mut rig: Rig, dtype: Dtype, rows: &[usize], cols: usize) {
+    let (experts, all) = (rows.len(), rows.iter().sum());
+    let x = rig.put_noise(dtype, (all, cols), 1);
+    let biases = rig.put_noise(dtype, (experts, cols), 2);
+    let d_biases = rig.out(dtype, (experts, cols));
+    let offsets = rig.put_ints(&offsets_of(rows));
+    let mut pair = rig.open();
+    pair.check_exact(&Op::AddExpertBiases { x, biases, offsets });
+    pair.check(&Op::ExpertBiasesBackward { d_y: x, offsets, d_biases }, 1e-5, 1.0);
+}
+
+#[test]
+fn biases_of_experts_and_their_gradient_agree() {
+    in_each_type(|dtype, skew| {
+        for (rows, cols) in [(&[3][..], 5), (&[0, 70, 0, 0, 1], 37), (&[9, 0, 33, 2], 264)] {
+            check_biases(Rig::new(skew), dtype, rows, cols);
+        }
+    });
+}
+
 #[test]
 fn rows_of_experts_are_gathered_and_combined_with_the_same_bits() {
     in_each_type(|dtype, skew| {

@@ -90,7 +90,8 @@ fn in_rows(mut rig: Rig, dtype: Dtype) {
     let (some, dropout, scale) = (Some(bias), DROPOUT, 0.22);
     pair.check_exact(&Op::BiasDropoutAdd { x, bias: some, residual, y, dropout, scale });
     pair.check(&Op::ColumnSum { x, y: sums }, 2e-6, 1.0);
-    for gate in [Gate::Silu, Gate::Gelu] {
+    let clamped = Gate::ClampedSilu { slope: 1.702, limit: 0.5 };
+    for gate in [Gate::Silu, Gate::Gelu, clamped] {
         pair.check_exact(&Op::SwiGlu { x: wide, y, gate });
         pair.check_exact(&Op::SwiGluBackward { x: wide, d: y, gate });
     }

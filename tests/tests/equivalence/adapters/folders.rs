@@ -1,6 +1,7 @@
 //! Folders of PEFT, and weights into which adapters are merged, compared with those of PEFT.
 
 use super::{B, MODELS, T, base, folder, fp32, load};
+use crate::llama::tensors;
 use checkpoint::hugging_face::{ModelExport, Numbers, export, export_adapters, read_adapters};
 use checkpoint::{Checkpoint, RunFolder};
 use data::model_files::ModelFiles;
@@ -73,7 +74,7 @@ fn folders_of_peft_are_read_and_written_and_merged_weights_are_those_of_peft() {
         export(&ModelExport { base: Some(&base), ..of_peft }, &whole)
             .unwrap_or_else(|e| panic!("{e}"));
         let mut merged = read(whole.join("model.safetensors"));
-        crate::llama::tensors::split_experts(&mut merged, crate::llama::tensors::experts_of(name));
+        tensors::split_stacks(&mut merged, name);
         let mut wanted = Fixture::default();
         for (tensor, values) in &fixture.0 {
             if let Some(tensor) = tensor.strip_prefix("merged.") {
@@ -81,9 +82,9 @@ fn folders_of_peft_are_read_and_written_and_merged_weights_are_those_of_peft() {
             }
         }
         assert!(!wanted.0.is_empty());
-        crate::llama::tensors::split_experts(&mut wanted, crate::llama::tensors::experts_of(name));
+        tensors::split_stacks(&mut wanted, name);
         for (tensor, values) in &wanted.0 {
-            if crate::llama::tensors::is_stack(tensor) {
+            if tensors::is_stack(tensor) {
                 continue;
             }
             let apart = worst(merged.get(tensor), values);

@@ -25,9 +25,15 @@ pub(super) const IDLE: &str = "moe.experts.4.";
 /// End of the name of what changes only the choice of experts, and has no gradient.
 pub(super) const CORRECTION: &str = "router.correction";
 
+/// The model whose experts have biases, transposed matrices, and alternating gates and ups; its channels
+/// and the inner width of an expert.
+const INTERLEAVED: (&str, usize, usize) = ("gpt-oss", 32, 48);
+
 /// Name in transformers of a linear of a gated MLP.
 fn linear(ours: &str) -> String {
-    ours.replace("proj.weight", "down.weight").replace(".weight", "_proj.weight")
+    let (linear, own) = ours.rsplit_once('.').unwrap();
+    let name = linear.strip_suffix("proj").map_or(linear.to_owned(), |of| format!("{of}down"));
+    format!("{name}_proj.{own}")
 }
 
 /// Name in transformers of the tensor `ours` of `model`. A matrix of an expert has its own name, as
@@ -38,6 +44,10 @@ pub(crate) fn theirs(model: &str, ours: &str) -> String {
         let Some(part) = part.strip_prefix("experts.") else {
             if part == CORRECTION {
                 return format!("{layer}.mlp.gate.e_score_correction_bias");
+            }
+            if model == INTERLEAVED.0 {
+                assert!(["router.weight", "router.bias"].contains(&part));
+                return format!("{layer}.mlp.{part}");
             }
             let Some(part) = part.strip_prefix("shared.") else {
                 assert_eq!(part, "router.weight");
@@ -77,18 +87,61 @@ pub(super) fn load(model: &str) -> Fixture {
         }
     }
     split_joined(&mut all);
-    split_experts(&mut all, experts_of(model));
+    split_stacks(&mut all, model);
     all
+}
+
+/// Adds the matrices of each expert of `model` under their names.
+pub(crate) fn split_stacks(all: &mut Fixture, model: &str) {
+    if alternates(model) {
+        split_interleaved(all, experts_of(model));
+    } else {
+        split_experts(all, experts_of(model));
+    }
+}
+
+/// Whether rows of gates and ups alternate in the tensor of all experts.
+pub(crate) fn alternates(model: &str) -> bool {
+    model == INTERLEAVED.0
 }
 
 /// Whether a name is that of the tensor of all experts of a layer.
 pub(crate) fn is_stack(name: &str) -> bool {
+    let name = name.trim_end_matches("_bias");
     [".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"].iter().any(|end| name.ends_with(end))
+}
+
+/// Adds the matrices and the biases of each expert: gates and ups alternate in the last dimension, and
+/// matrices (E, C, 2 I) and (E, I, C) are transposed.
+fn split_interleaved(all: &mut Fixture, count: usize) {
+    let (_, channels, inner) = INTERLEAVED;
+    let stacks: Vec<String> = all.0.keys().filter(|name| is_stack(name)).cloned().collect();
+    for name in stacks {
+        let values = all.0[&name].clone();
+        let (layer, stack) = name.rsplit_once('.').unwrap();
+        let (stack, own) = match stack.strip_suffix("_bias") {
+            Some(stack) => (stack, "bias"),
+            None => (stack, "weight"),
+        };
+        let (parts, rows): (&[&str], usize) = match stack {
+            "gate_up_proj" => (&["gate_proj", "up_proj"], inner),
+            _ => (&["down_proj"], channels),
+        };
+        for (expert, values) in values.chunks(values.len() / count).enumerate() {
+            for (number, part) in parts.iter().enumerate() {
+                let row = |row: usize| {
+                    values.iter().skip(row * parts.len() + number).step_by(parts.len() * rows)
+                };
+                let matrix = (0..rows).flat_map(row).copied().collect();
+                all.0.insert(format!("{layer}.{expert}.{part}.{own}"), matrix);
+            }
+        }
+    }
 }
 
 /// Adds the matrices of each expert under their names: of the tensors of all experts of a layer,
 /// the gates, the ups and the projections back, and those that Mixtral calls otherwise.
-pub(crate) fn split_experts(all: &mut Fixture, count: usize) {
+fn split_experts(all: &mut Fixture, count: usize) {
     let stacks: Vec<String> = all.0.keys().filter(|name| is_stack(name)).cloned().collect();
     for name in stacks {
         let values = all.0[&name].clone();
@@ -140,7 +193,8 @@ fn split_joined(all: &mut Fixture) {
 pub(super) fn stack_of(theirs: &str) -> Option<String> {
     let (layer, rest) = theirs.split_once(".mlp.experts.")?;
     let stack = if rest.contains("down_proj") { "down_proj" } else { "gate_up_proj" };
-    Some(format!("grad.{layer}.mlp.experts.{stack}"))
+    let end = if rest.ends_with("bias") { "_bias" } else { "" };
+    Some(format!("grad.{layer}.mlp.experts.{stack}{end}"))
 }
 
 /// Names of the tensors in a model's folder, in their order.

@@ -33,6 +33,39 @@ const SPARSE: &[&str] = &[
     "train.steps=6",
 ];
 
+/// Experts scored by sigmoid, and a shared one.
+const SHARED: &[&str] = &[
+    "model.family=Llama",
+    "model.experts=(count: 8, per_token: 2, ffn_hidden: 12, shared_hidden: 20, dense_layers: [0], \
+     scoring: Sigmoid(groups: 4, kept_groups: 2, scale: 1.5))",
+    "train.steps=6",
+];
+
+/// Experts with biases, and sinks of attention.
+const SINKS: &[&str] = &[
+    "model.family=Llama",
+    "model.experts=(count: 6, per_token: 2, ffn_hidden: 24, biases: true)",
+    "model.gate=ClampedSilu",
+    "model.attention_sinks=true",
+    "model.qkv_bias=true",
+    "train.steps=6",
+];
+
+#[test]
+fn a_run_of_other_experts_goes_on_at_every_step() {
+    for sparse in [SHARED, SINKS] {
+        let sets = with(&with(BASE, sparse), &["parallel.tensor=2", "parallel.data=2"]);
+        let folder = tempfile::tempdir().unwrap();
+        let straight = run(&sets, 1, folder.path(), None);
+        for step in 1..straight.outcome.step {
+            let again = tempfile::tempdir().unwrap();
+            let resumed = run(&sets, 1, again.path(), Some(open(folder.path(), step)));
+            let what = format!("{sparse:?} after step {step}");
+            assert_goes_on_as(&straight, &resumed, step, &what);
+        }
+    }
+}
+
 #[test]
 fn a_run_of_experts_goes_on_at_every_step_and_on_other_ranks() {
     let base = with(BASE, SPARSE);

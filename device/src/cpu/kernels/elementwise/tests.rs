@@ -36,12 +36,39 @@ fn gate_f64(gate: Gate, x: f64) -> [f64; 2] {
             [x * s, s * (1.0 + x * (1.0 - s))]
         }
         Gate::Gelu => [gelu_f64(x), (gelu_f64(x + 1e-5) - gelu_f64(x - 1e-5)) / 2e-5],
+        Gate::ClampedSilu { slope, limit } => {
+            let (a, g) = (f64::from(slope), x.min(limit.into()));
+            let s = 1.0 / (1.0 + (-a * g).exp());
+            let moves = f64::from(u8::from(x <= limit.into()));
+            [g * s, moves * s * (1.0 + a * g * (1.0 - s))]
+        }
+    }
+}
+
+/// What multiplies a gate's activation, and its derivative.
+fn factor_f64(gate: Gate, up: f64) -> [f64; 2] {
+    match gate {
+        Gate::Silu | Gate::Gelu => [up, 1.0],
+        Gate::ClampedSilu { limit, .. } => {
+            let limit = f64::from(limit);
+            [1.0 + up.clamp(-limit, limit), f64::from(u8::from(up.abs() <= limit))]
+        }
     }
 }
 
 #[test]
+fn a_number_that_is_not_finite_stays_so_behind_a_limit() {
+    let mut rig = Rig::new(1);
+    let x = [f64::NAN, 1.0, 1.0, f64::NAN];
+    let (x, y) = (rig.put(Dtype::F32, (1, 4), &x), rig.out(Dtype::F32, (1, 2)));
+    rig.run(&Op::SwiGlu { x, y, gate: Gate::ClampedSilu { slope: 1.702, limit: 7.0 } });
+    assert!(rig.get(y).iter().all(|y| y.is_nan()));
+}
+
+#[test]
 fn gates_and_their_gradients_are_the_formula_in_every_type() {
-    for ((dtype, ulp), gate) in TYPES.iter().flat_map(|t| [(*t, Gate::Silu), (*t, Gate::Gelu)]) {
+    let gates = [Gate::Silu, Gate::Gelu, Gate::ClampedSilu { slope: 1.702, limit: 2.0 }];
+    for ((dtype, ulp), gate) in TYPES.iter().flat_map(|t| gates.map(|gate| (*t, gate))) {
         for (rows, width) in [(3, 5), (1, 1031), (7, 64)] {
             let mut rig = Rig::new(1);
             let x: Vec<f64> = noise(1, 2 * rows * width).iter().map(|x| x * 6.0).collect();
@@ -52,7 +79,7 @@ fn gates_and_their_gradients_are_the_formula_in_every_type() {
             rig.run(&Op::SwiGlu { x: tx, y: ty, gate });
             rig.run(&Op::SwiGluBackward { x: tx, d: td, gate });
             let formula = |x: &[f64]| {
-                let of = |i: usize| gate_f64(gate, x[i])[0] * x[width + i];
+                let of = |i: usize| gate_f64(gate, x[i])[0] * factor_f64(gate, x[width + i])[0];
                 (0..width).map(of).collect::<Vec<f64>>()
             };
             let y: Vec<f64> = x.chunks(2 * width).flat_map(formula).collect();
@@ -62,8 +89,9 @@ fn gates_and_their_gradients_are_the_formula_in_every_type() {
                 .map(|i| {
                     let (row, col) = (i / (2 * width), i % (2 * width));
                     let (at, d) = (row * 2 * width + col % width, d[row * width + col % width]);
-                    let ([value, slope], up) = (gate_f64(gate, x[at]), x[at + width]);
-                    if col < width { d * up * slope } else { d * value }
+                    let [value, slope] = gate_f64(gate, x[at]);
+                    let [up, moves] = factor_f64(gate, x[at + width]);
+                    if col < width { d * up * slope } else { d * value * moves }
                 })
                 .collect();
             assert_close(&rig.get(tx), &want, 5e-6, 1e-6 + ulp);

@@ -1,3 +1,4 @@
+mod biases;
 mod loads;
 mod sigmoid;
 

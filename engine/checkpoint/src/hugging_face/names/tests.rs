@@ -142,13 +142,13 @@ fn experts_have_tensors_of_their_own_or_one_for_all() {
     for (number, ours) in inner.into_iter().enumerate() {
         assert_eq!(fused.joined(ours), inner);
         let (expert, part) = (number / 2, number % 2);
-        let place = StackPlace { experts: 2, parts: 2, expert, part };
+        let place = StackPlace { experts: 2, parts: 2, expert, part, interleaved: false };
         assert_eq!(fused.stack_place(ours), Some(place));
     }
     let outer = ["h.3.moe.experts.0.proj.weight", "h.3.moe.experts.1.proj.weight"];
     for (expert, ours) in outer.into_iter().enumerate() {
         assert_eq!(fused.joined(ours), outer);
-        let place = StackPlace { experts: 2, parts: 1, expert, part: 0 };
+        let place = StackPlace { experts: 2, parts: 1, expert, part: 0, interleaved: false };
         assert_eq!(fused.stack_place(ours), Some(place));
     }
 }

@@ -12,7 +12,8 @@ use ::data::Tokenizer;
 use ::data::byte_tokenizer::is_of_bytes;
 use ::data::model_files::{ModelFileError, ModelFiles};
 use checkpoint::hugging_face::{
-    ExportError, Folder, FolderError, ModelExport, Numbers, export, export_adapters, import,
+    ExportError, Folder, FolderError, ModelExport, Numbers, export, export_adapters, has_codes,
+    import,
 };
 use config::tokenizers::tokenizer_file;
 use config::{Adapter, LoadedConfig, Origin, Weights};
@@ -162,6 +163,11 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
         from.step(),
         files.join(", ")
     ));
+    if model_files.get("config.json").is_some_and(has_codes) {
+        say(
+            "note: the experts of the folder that the run came from are codes of 4 bits (MXFP4); the export has numbers in their place, of 2 bytes with --dtype Bf16",
+        );
+    }
     Ok(())
 }
 

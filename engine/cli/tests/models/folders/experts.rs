@@ -70,6 +70,7 @@ fn an_export_has_the_form_of_the_experts_of_the_folder() {
         ("mixtral", false),
         ("glm4-moe", false),
         ("glm4-air", false),
+        ("gpt-oss", false),
     ] {
         let folder = model(name);
         if is_apart {
@@ -106,6 +107,9 @@ fn an_export_has_the_form_of_the_experts_of_the_folder() {
                 "rope_parameters",
                 "partial_rotary_factor",
                 "use_qk_norm",
+                "swiglu_alpha",
+                "swiglu_limit",
+                "layer_types",
                 "attention_bias",
             ] {
                 assert_eq!(all.get(key), came.get(key), "{name} {key}");

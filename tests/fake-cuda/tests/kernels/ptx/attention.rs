@@ -1,6 +1,7 @@
 //! Attention: portable, on tensor cores, and to the KV cache.
 
 use super::kernels_of;
+use crate::attention::check_sinks;
 use crate::rig::{Rig, VALUES, nvrtc_or_skip, take_ran};
 use crate::{DROPOUT, NO_DROPOUT};
 use device::{Dtype, Heads, Op, Scores};
@@ -124,9 +125,13 @@ fn attention_to_what_is_kept_and_the_last_columns() {
             let cache = rig.put_noise(dtype, (n, 2 * kv_count * dim), 2);
             let out = rig.out(dtype, (1, count * dim));
             let last = rig.out(dtype, (n, kv_count * dim));
+            let sinks = rig.put_noise(dtype, (1, count), 3);
             let mut pair = rig.open();
             let scores = Scores::of(dim);
-            pair.check(&Op::CachedAttention { q, cache, out, heads, scores }, 2e-6, 1.0);
+            for sinks in [None, Some(sinks)] {
+                let op = Op::CachedAttention { q, cache, out, heads, scores, sinks };
+                pair.check(&op, 2e-6, 1.0);
+            }
             pair.launched(&Op::LastColumns { x: cache, y: last }, last);
         }
     }
@@ -135,10 +140,24 @@ fn attention_to_what_is_kept_and_the_last_columns() {
 }
 
 #[test]
+fn sinks_of_attention() {
+    if !nvrtc_or_skip() {
+        return;
+    }
+    for (sm, dtype) in [70, 80].into_iter().flat_map(|sm| VALUES.map(|dtype| (sm, dtype))) {
+        check_sinks(Rig::compiled(1, sm, 0.0), dtype, [2, 9, 3, 10]);
+        check_sinks(Rig::compiled(0, sm, 0.0), dtype, [1, 35, 2, 64]);
+    }
+    let ran = take_ran();
+    let all = ["attention_sinks", "attention_sinks_backward"];
+    assert!(all.iter().all(|kernel| ran.contains_key(*kernel)));
+}
+
+#[test]
 fn these_are_all_kernels_of_attention() {
     let count = |file| kernels_of(file).len();
-    // Delta, the KV cache, the last columns; forward, queries and keys of 64, 128 and 256, on Volta
+    // Delta, sinks and their gradient, the KV cache, the last columns; forward, queries and keys of 64, 128 and 256, on Volta
     // of 64 and 128.
-    assert_eq!((count("attention.cu"), count("attention_mma.cu")), (3 + 9, 15));
+    assert_eq!((count("attention.cu"), count("attention_mma.cu")), (5 + 9, 15));
     assert_eq!(count("attention_mma_capped.cu"), 9);
 }

@@ -2,7 +2,7 @@
 
 use super::every_kernel_of;
 use crate::experts::{
-    GroupedTensors, ROUTES, balance_of, check_load, check_rows, sigmoid_of, sort_of,
+    GroupedTensors, ROUTES, balance_of, check_biases, check_load, check_rows, sigmoid_of, sort_of,
 };
 use crate::rig::normal;
 use device::{Dtype, Op, ScoreRule};
@@ -12,6 +12,7 @@ fn kernels_of_experts() {
     every_kernel_of("experts.cu", |rig, dtype| {
         check_rows(rig(), dtype, [5, 2, 37]);
         check_rows(rig(), dtype, [3, 8, 64]);
+        check_biases(rig(), dtype, &[0, 35, 0, 1], 37);
         // The other kernels have one type.
         if dtype != Dtype::F32 {
             return;
