@@ -68,9 +68,11 @@ const FP8: RunDistance = RunDistance { loss: 3e-2, norm: 9e-2, weights: 2.5e-2 }
 const FP8_OF_ADAPTERS: RunDistance = RunDistance { weights: 7e-2, ..FP8 };
 /// Name of the feature of adapters.
 const ADAPTERS: &str = "adapters";
+/// Name of the feature of gated delta nets.
+const DELTA: &str = "gated delta nets";
 
 /// All features. The features with the effect `Library` are the last.
-pub(super) static FEATURES: [Feature; 31] = [
+pub(super) static FEATURES: [Feature; 32] = [
     feature("fp16", &["precision=Fp16"], &["loss_scale.initial=1024.0"], Rounding(FP16)),
     feature("bf16", &["precision=Bf16"], &[], Rounding(BF16)),
     feature("fp8", &["precision=Fp8"], &["model.hidden=64"], Rounding(FP8)),
@@ -89,6 +91,16 @@ pub(super) static FEATURES: [Feature; 31] = [
         Experiment,
     ),
     feature(ADAPTERS, &["adapter=Lora(rank: 4, alpha: 4)"], &[], Experiment),
+    feature(
+        DELTA,
+        &[
+            "model.layer_pattern=DFD",
+            "model.delta_net=(key_heads: 2, value_heads: 4, key_dim: 8, value_dim: 6, taps: 3)",
+            "model.output_gate=true",
+        ],
+        &["model.family=Llama"],
+        Experiment,
+    ),
     feature("serial update", &["offload.update=Serial"], &[], Place),
     feature(
         "speculative update",
@@ -165,6 +177,9 @@ pub(super) const REFUSALS: &[([&str; 2], &str)] = &[
     (["sequence parallelism", "partitioned checkpoints"], "splits the checkpoints"),
     (["fp8", "experts"], "onebox has no fp8 matmuls of experts"),
     (["experts", ADAPTERS], "onebox has no adapters of experts"),
+    (["fp8", DELTA], "onebox has no fp8 matmuls of gated delta nets"),
+    (["experts", DELTA], "onebox has no experts in models with gated delta nets"),
+    ([ADAPTERS, DELTA], "onebox has no adapters of models with gated delta nets"),
     ([ADAPTERS, BLOCKING], "frozen weights have no blocking transfers"),
     ([BLOCKING, "activation tiers"], "activations move to the host beside other blocks"),
     (["selective recomputation", "activation tiers"], "no block is recomputed"),
@@ -187,8 +202,8 @@ pub(super) struct NamedTest {
 }
 
 /// Pairs that tests of other targets cover. `MODELS` there has models with windows, with layers
-/// without rotary positions, and with experts.
-pub(super) static TESTS: [NamedTest; 10] = [
+/// without rotary positions, with experts, and with gated delta nets.
+pub(super) static TESTS: [NamedTest; 12] = [
     NamedTest {
         pair: ["packed documents", "layer kinds"],
         file: "tests/tests/equivalence/llama/packed.rs",
@@ -209,6 +224,18 @@ pub(super) static TESTS: [NamedTest; 10] = [
     },
     NamedTest {
         pair: ["padded documents", "experts"],
+        file: "tests/tests/equivalence/llama.rs",
+        function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
+        words: ["Corpus::of_documents", "MODELS"],
+    },
+    NamedTest {
+        pair: ["packed documents", DELTA],
+        file: "tests/tests/equivalence/llama/packed.rs",
+        function: "ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout",
+        words: ["Packing::Documents", "MODELS"],
+    },
+    NamedTest {
+        pair: ["padded documents", DELTA],
         file: "tests/tests/equivalence/llama.rs",
         function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
         words: ["Corpus::of_documents", "MODELS"],

@@ -4,7 +4,7 @@ use super::config_json::mismatches;
 use super::names::{
     HEAD, Names, StackPlace, bare, bare_in_wrapper, is_of_an_adapter, is_stack, layer_of,
 };
-use super::row_place::RowPlace;
+use super::row_place::{RowPlace, RowRuns};
 use super::tensors::{missing, widen};
 use super::{CONFIG, FolderError, INDEX, WHOLE, transposed, weight_index};
 use crate::header::{self, TensorEntry, length};
@@ -71,6 +71,8 @@ pub(super) struct TensorPlace {
     pub(super) foreign: ForeignTensor,
     /// Number of the parameter's first element in the tensor, which may hold several parameters.
     first: usize,
+    /// The runs of its rows, if they are not adjacent.
+    runs: Option<RowRuns>,
     /// Shape of the parameter in onebox: (rows, columns).
     shape: (usize, usize),
     /// Whether the folder stores the tensor transposed.
@@ -82,6 +84,21 @@ pub(super) struct TensorPlace {
 impl TensorPlace {
     pub(super) const fn num_elements(&self) -> usize {
         self.shape.0 * self.shape.1
+    }
+
+    /// Runs of the tensor with the parameter's elements from `first` to `end`: number of the first
+    /// element in the tensor, and number of elements.
+    fn elements(&self, first: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
+        // Adjacent rows are one run.
+        let rows = self.runs.map_or(self.shape.0, |runs| runs.rows);
+        let stride = self.runs.map_or(0, |runs| runs.stride) * self.shape.1;
+        let (length, mut at) = (rows * self.shape.1, first);
+        std::iter::from_fn(move || {
+            let (run, offset) = (at / length.max(1), at % length.max(1));
+            let count = (length - offset).min(end - at);
+            at += count;
+            (count > 0).then_some((self.first + run * stride + offset, count))
+        })
     }
 }
 
@@ -150,8 +167,12 @@ impl Folder {
     /// Name of a tensor of the decoder without prefix; `None` for a tensor of another part.
     fn bare(&self, name: &str) -> Option<String> {
         let bare = if self.wrapper.is_some() { bare_in_wrapper(name)? } else { bare(name) };
-        Some(bare)
-            .filter(|bare| layer_of(bare).zip(self.layers).is_none_or(|(layer, of)| layer < of))
+        let is_other = |bare: &String| {
+            let others = self.class.other_parts();
+            others.iter().any(|part| bare.starts_with(part))
+                || layer_of(bare).zip(self.layers).is_some_and(|(layer, of)| layer >= of)
+        };
+        Some(bare).filter(|bare| !is_other(bare))
     }
 
     /// Refuses tensors that are only parts of the model's: adapters, and shards without elements.
@@ -322,6 +343,9 @@ impl Folder {
             wanted[0] = joined.rows / experts;
             wanted.insert(0, experts);
         }
+        if names.has_middle(&param.name) {
+            wanted.insert(1, 1);
+        }
         if transposed {
             wanted.reverse();
         }
@@ -339,7 +363,8 @@ impl Folder {
         }
         let first = joined.first * shape.1;
         let expert = stack.map(|stack| stack.expert);
-        Ok(TensorPlace { foreign: foreign.clone(), first, shape, transposed, expert })
+        let (foreign, runs) = (foreign.clone(), joined.runs);
+        Ok(TensorPlace { foreign, first, runs, shape, transposed, expert })
     }
 
     /// Checks that the head's weights, if the folder has them, equal the embedding bit for bit.
@@ -404,8 +429,24 @@ impl Folder {
         first: usize,
         out: &mut [f32],
     ) -> Result<(), FolderError> {
-        self.read_elements(&place.foreign, place.first + first, out)?;
+        self.read_runs(place, first, out)?;
         self.check_finite(place, out)
+    }
+
+    /// Reads elements of a parameter from element `first` on, in the order of the file.
+    fn read_runs(
+        &self,
+        place: &TensorPlace,
+        first: usize,
+        out: &mut [f32],
+    ) -> Result<(), FolderError> {
+        let (end, mut left) = (first + out.len(), out);
+        for (at, count) in place.elements(first, end) {
+            let (part, rest) = left.split_at_mut(count);
+            self.read_elements(&place.foreign, at, part)?;
+            left = rest;
+        }
+        Ok(())
     }
 
     fn check_finite(&self, place: &TensorPlace, values: &[f32]) -> Result<(), FolderError> {
@@ -437,8 +478,7 @@ impl Folder {
         let (rows, columns) = place.shape;
         let mut values = vec![0.0; rows * columns];
         let parts = values.par_chunks_mut(AT_ONCE / 4).enumerate();
-        let read =
-            |(i, part)| self.read_elements(&place.foreign, place.first + i * (AT_ONCE / 4), part);
+        let read = |(i, part): (usize, &mut [f32])| self.read_runs(place, i * (AT_ONCE / 4), part);
         parts.try_for_each(read)?;
         self.check_finite(place, &values)?;
         Ok(if place.transposed { transposed(&values, (columns, rows)) } else { values })

@@ -180,7 +180,8 @@ struct ExportTensor {
 /// Origin of a tensor's values.
 enum TensorValues {
     /// Rows of the parameters with these numbers, from above. `format`: their number format.
-    Parameters { numbers: Vec<usize>, transposed: bool, format: Numbers },
+    /// The rows of each are cut into `runs` runs, which alternate.
+    Parameters { numbers: Vec<usize>, transposed: bool, format: Numbers, runs: usize },
     /// Bytes of a tensor that the run did not train, by its number.
     Untrained(usize),
 }
@@ -270,12 +271,16 @@ fn joined(
             shape[0] /= experts;
             shape.insert(0, experts);
         }
+        if names.has_middle(&param.name) {
+            shape.insert(1, 1);
+        }
         let (_, transposed) = names.foreign(&param.name);
         if transposed {
             shape.reverse();
         }
+        let runs = names.runs_of(&param.name);
         let format = format_of(&param.name, format);
-        let values = TensorValues::Parameters { numbers, transposed, format };
+        let values = TensorValues::Parameters { numbers, transposed, format, runs };
         tensors.push(ExportTensor { name: whole(number), shape, values });
     }
     tensors
@@ -379,9 +384,9 @@ fn write_part(
         file.write_all(bytes).map_err(&failed)
     };
     for tensor in tensors {
-        let (rows, is_transposed, format) = match &tensor.values {
-            TensorValues::Parameters { numbers, transposed, format } => {
-                (numbers, *transposed, *format)
+        let (rows, is_transposed, format, runs) = match &tensor.values {
+            TensorValues::Parameters { numbers, transposed, format, runs } => {
+                (numbers, *transposed, *format, *runs)
             }
             TensorValues::Untrained(number) => {
                 let (source, untrained) = content.untrained(*number);
@@ -389,16 +394,30 @@ fn write_part(
                 continue;
             }
         };
+        let mut write_values = |values: &[f32]| {
+            values.chunks(1 << 12).try_for_each(|part| {
+                let mut bytes = Vec::with_capacity(4 * part.len());
+                part.iter().for_each(|x| format.write(*x, &mut bytes));
+                write(&bytes)
+            })
+        };
+        if runs > 1 {
+            let all = rows.iter().map(|number| parameters.values(*number));
+            let all = all.collect::<Result<Vec<_>, _>>()?;
+            for run in 0..runs {
+                for values in &all {
+                    let each = values.len() / runs;
+                    write_values(&values[run * each..(run + 1) * each])?;
+                }
+            }
+            continue;
+        }
         for number in rows {
             let mut values = parameters.values(*number)?;
             if is_transposed {
                 values = transposed(&values, parameters.params[*number].global);
             }
-            for part in values.chunks(1 << 12) {
-                let mut bytes = Vec::with_capacity(4 * part.len());
-                part.iter().for_each(|x| format.write(*x, &mut bytes));
-                write(&bytes)?;
-            }
+            write_values(&values)?;
         }
     }
     file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&failed)?;
