@@ -5,7 +5,7 @@
 use crate::adapter::{self, Adapter};
 use crate::attention_sinks::AttentionSinks;
 use crate::branch::{Branch, Scratch};
-use crate::linear::{Fp8Linear, Fp8Operands, Linear, LinearGrads};
+use crate::linear::{Fp8Linear, Linear, LinearGrads};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::{Region, sum_over_ranks};
 use crate::shape::{DecoderShape, QkNorm};
@@ -18,21 +18,34 @@ use std::ops::Range;
 /// Activations of the forward pass, for the backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionActivations {
-    pub(crate) qkv: Tensor,   // (B T, (H + 2 K) D/t), rotated
-    raw: Option<Tensor>,      // (B T, (H + K) D/t): q and k before their norm
-    sums: Option<Tensor>,     // (B T, 2) F32: sums of squares of q and k, if a norm joins all heads
-    pub(crate) out: Tensor,   // (B T, H D/t)
-    pub(crate) lse: Tensor,   // (B H/t T)
+    pub(crate) qkv: Tensor,        // (B T, (H + 2 K) D/t), rotated
+    raw: Option<Tensor>,           // (B T, (H + K) D/t): q and k before their norm
+    sums: Option<Tensor>, // (B T, 2) F32: sums of squares of q and k, if a norm joins all heads
+    pub(crate) out: Tensor, // (B T, H D/t)
+    gate: Option<GateActivations>, // of the output, if it has a gate
+    pub(crate) lse: Tensor, // (B H/t T)
     input: Option<Fp8Linear>, // of the projection to q, k and v
     proj: Option<Fp8Linear>,
+}
+
+/// Activations of the gate of attention's output, (B T, H D/t) each.
+#[derive(Clone, Copy, Debug)]
+struct GateActivations {
+    gate: Tensor,
+    /// The output times the sigmoid of the gate. With selective recomputation all blocks share it, and
+    /// the backward pass computes it again.
+    gated: Tensor,
+    /// Whether all blocks share `gated`.
+    recomputes: bool,
 }
 
 /// Parameters of attention, or their gradients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attention {
-    qkv_weight: Tensor,       // ((H + 2 K) D/t, C)
-    qkv_bias: Option<Tensor>, // ((H + 2 K) D/t)
-    gains: Option<Gains>,     // of the norm of q and k
+    qkv_weight: Tensor,          // ((H + 2 K) D/t, C)
+    qkv_bias: Option<Tensor>,    // ((H + 2 K) D/t)
+    gate_weight: Option<Tensor>, // (H D/t, C), if the output has a gate
+    gains: Option<Gains>,        // of the norm of q and k
     pub(crate) sinks: Option<AttentionSinks>,
     proj_weight: Tensor,                  // (C, H D/t)
     pub(crate) proj_bias: Option<Tensor>, // (C), added after the sum over the ranks
@@ -66,8 +79,9 @@ impl AttentionActivations {
         plan: &mut Plan,
         name: &str,
         shape: &DecoderShape,
-        fp8: Option<Fp8Operands>,
+        scratch: &Scratch,
     ) -> Self {
+        let fp8 = scratch.fp8;
         let (at, tokens, dtype) = ((Arena::Device, "activations"), shape.tokens(), shape.dtype);
         let rotated = shape.heads_width() + shape.kv_per_rank() * shape.head_dim;
         let [input, proj] = ["qkv", "attention_proj"]
@@ -75,6 +89,12 @@ impl AttentionActivations {
         let mut one =
             |what: &str, width| plan.tensor(at, format!("{name}.{what}"), dtype, (tokens, width));
         let (qkv, out) = (one("qkv", shape.qkv_width()), one("attention", shape.heads_width()));
+        let shared = scratch.recomputed.and_then(|outputs| outputs.gated);
+        let gate = shape.architecture.output_gate.then(|| GateActivations {
+            gate: one("attention_gate", shape.heads_width()),
+            gated: shared.unwrap_or_else(|| one("gated_attention", shape.heads_width())),
+            recomputes: shared.is_some(),
+        });
         let norm = shape.architecture.qk_norm;
         let raw = norm.map(|_| one("raw_qk", rotated));
         let lse = (1, tokens * shape.heads / shape.tp_size);
@@ -82,25 +102,36 @@ impl AttentionActivations {
         let sums = norm.filter(|norm| *norm == QkNorm::Width);
         let sums =
             sums.map(|_| plan.tensor(at, format!("{name}.qk_squares"), Dtype::F32, (tokens, 2)));
-        Self { qkv, raw, sums, out, lse, input, proj }
+        Self { qkv, raw, sums, out, gate, lse, input, proj }
     }
 
-    /// All tensors.
+    /// The tensors that belong to the block alone.
     pub(crate) fn tensors(self) -> Vec<Tensor> {
-        let Self { qkv, raw, sums, out, lse, input, proj } = self;
+        let Self { qkv, raw, sums, out, gate, lse, input, proj } = self;
         let maxima = [input, proj].into_iter().flatten().flat_map(Fp8Linear::maxima);
         let own = [Some(qkv), raw, sums, Some(out), Some(lse)];
-        own.into_iter().flatten().chain(maxima).collect()
+        let gates = gate.map(|of| [Some(of.gate), (!of.recomputes).then_some(of.gated)]);
+        own.into_iter().chain(gates.into_iter().flatten()).flatten().chain(maxima).collect()
+    }
+
+    /// The input of the projection back.
+    fn output(&self) -> Tensor {
+        self.gate.map_or(self.out, |of| of.gated)
     }
 
     /// The activations of `rows`, which belong to one sample, with this rank's `heads` heads.
     pub(crate) fn of(self, rows: Range<usize>, heads: usize) -> Self {
-        let Self { qkv, raw, sums, out, lse, .. } = self;
+        let Self { qkv, raw, sums, out, gate, lse, .. } = self;
         Self {
             qkv: qkv.rows(rows.clone()),
             raw: raw.map(|raw| raw.rows(rows.clone())),
             sums: sums.map(|sums| sums.rows(rows.clone())),
             out: out.rows(rows.clone()),
+            gate: gate.map(|of| GateActivations {
+                gate: of.gate.rows(rows.clone()),
+                gated: of.gated.rows(rows.clone()),
+                ..of
+            }),
             lse: lse.slice(rows.start * heads..rows.end * heads),
             ..self
         }
@@ -109,6 +140,8 @@ impl AttentionActivations {
 
 /// Name of q, k and v as one tensor.
 const JOINED_QKV: &str = "attn.qkv";
+/// Name of the projection to the gate of the output.
+const OUTPUT_GATE: &str = "attn.gate";
 /// Name of the projection back from the heads.
 const PROJ: &str = "attn.proj";
 /// Names of q, k and v, if they are separate tensors.
@@ -149,6 +182,10 @@ impl Attention {
                 [(q_name, q, Split::Rows), (k_name, kv, kv_split), (v_name, kv, kv_split)];
             adapter::declare(params, shape, &linears, c);
         }
+        if architecture.output_gate {
+            let name = format!("{OUTPUT_GATE}.weight");
+            params.add(&name, (q, c), Split::Rows, shape.weight_init());
+        }
         let one = Init::Constant(1.0 - architecture.norm_offset);
         let gains = match architecture.qk_norm {
             None => None,
@@ -186,6 +223,7 @@ impl Attention {
             proj_adapter: of(&[PROJ]),
             qkv_weight: qkv("weight"),
             qkv_bias: architecture.qkv_bias.then(|| qkv("bias")).filter(|bias| !bias.is_empty()),
+            gate_weight: architecture.output_gate.then(|| flat.get(OUTPUT_GATE, "weight")),
             gains: architecture.qk_norm.map(|norm| match norm {
                 QkNorm::Heads => {
                     Gains::Heads(HeadNormGrads { q_gain: gain(GAINS[0]), k_gain: gain(GAINS[1]) })
@@ -304,14 +342,25 @@ impl Attention {
         if let Some(sinks) = self.sinks {
             sinks.forward(dev, saved, heads);
         }
+        Self::multiply_gate(dev, saved);
     }
 
-    /// Computes normed (rows, C) -> q, k and v, in `saved`.
+    /// Multiplies the output by its gate, if it has one.
+    pub(crate) fn multiply_gate(dev: &Device, saved: AttentionActivations) {
+        if let Some(GateActivations { gate, gated: y, .. }) = saved.gate {
+            dev.submit(Compute, Op::SigmoidGate { x: saved.out, gate, y });
+        }
+    }
+
+    /// Computes normed (rows, C) -> q, k, v and the gate of the output, in `saved`.
     #[track_caller]
     pub(crate) fn project(&self, dev: &Device, normed: Tensor, saved: AttentionActivations) {
         let linear = self.input(saved);
         linear.observe(dev, normed);
         linear.forward(dev, normed, saved.qkv, Epilogue::None, self.qkv_bias);
+        if let Some((weight, of)) = self.gate_weight.zip(saved.gate) {
+            dev.submit(Compute, Op::product(normed, weight.t(), of.gate));
+        }
     }
 
     const fn input(&self, saved: AttentionActivations) -> Linear {
@@ -349,9 +398,9 @@ impl Attention {
 
     /// Computes the row-parallel projection: `partial` (B T, C), to be summed over the ranks.
     pub(crate) fn proj_forward(&self, dev: &Device, saved: AttentionActivations, partial: Tensor) {
-        let linear = self.proj(saved);
-        linear.observe(dev, saved.out);
-        linear.forward(dev, saved.out, partial, Epilogue::None, None);
+        let (linear, out) = (self.proj(saved), saved.output());
+        linear.observe(dev, out);
+        linear.forward(dev, out, partial, Epilogue::None, None);
     }
 
     /// Computes `branch.d_normed` (B T, C) from `branch.d_sum` (B T, C), the gradient of the summed
@@ -373,7 +422,15 @@ impl Attention {
         proj.input_gradient(dev, d_sum, d_out, Epilogue::None);
         let d_bias = Region::with_weight(dev, grads.proj_bias);
         let (weight, adapter) = (grads.proj_weight, grads.proj_adapter);
-        proj.weight_gradient(dev, d_sum, out, LinearGrads { weight, bias: d_bias, adapter });
+        if saved.gate.is_some_and(|of| of.recomputes) {
+            Self::multiply_gate(dev, saved);
+        }
+        let of_proj = LinearGrads { weight, bias: d_bias, adapter };
+        proj.weight_gradient(dev, d_sum, saved.output(), of_proj);
+        let gate = saved.gate.zip(branch.scratch.d_gate);
+        if let Some((GateActivations { gate, .. }, d_gate)) = gate {
+            dev.submit(Compute, Op::SigmoidGateBackward { x: out, gate, d: d_out, d_gate });
+        }
         dev.submit(
             Compute,
             Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores },
@@ -401,10 +458,17 @@ impl Attention {
             dev.submit(Compute, Op::WidthNormBackward { d_qkv, raw, norm, dots, d_gain });
         }
         input.input_gradient(dev, d_qkv, branch.d_normed, Epilogue::None);
+        let of_gate = self.gate_weight.zip(grads.gate_weight).zip(branch.scratch.d_gate);
+        if let Some(((weight, _), d_gate)) = of_gate {
+            dev.submit(Compute, Op::add_product(d_gate, weight, branch.d_normed));
+        }
         let summed = branch.region.start_sum(dev, branch.d_normed);
         dev.wait(Compute, branch.whole);
         let (weight, bias, adapter) = (grads.qkv_weight, grads.qkv_bias, grads.qkv_adapter);
         input.weight_gradient(dev, d_qkv, branch.normed, LinearGrads { weight, bias, adapter });
+        if let Some(((_, d_weight), d_gate)) = of_gate.filter(|((_, d), _)| !d.is_empty()) {
+            dev.submit(Compute, Op::product(d_gate.t(), branch.normed, d_weight));
+        }
         dev.wait(Compute, summed);
     }
 }

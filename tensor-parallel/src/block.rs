@@ -1,5 +1,5 @@
 //! A transformer block: h = x + dropout(attention(norm(x))),  y = h + dropout(mlp(norm(h))). In
-//! some models experts stand in the place of the MLP.
+//! some models experts stand in the place of the MLP, or a gated delta net in the place of attention.
 //!
 //! Both branches have one form: norm, column-parallel linear, row-parallel linear, sum over the
 //! ranks, bias + dropout + add. The blocks of models differ in the parts: layer norm or RMSNorm,
@@ -7,11 +7,13 @@
 //! too, or only there; see [`NormPlace`](crate::NormPlace).
 
 use crate::activation_tiers::Tier;
-use crate::attention::{Attention, AttentionContext};
+use crate::attention::AttentionContext;
 use crate::block_activations::{BlockActivations, BranchKind};
 use crate::branch::{Branch, Scratch};
+use crate::delta_net::DeltaContext;
 use crate::experts::{AppliedExperts, Experts, RouterSlot};
 use crate::kv_cache::Extension;
+use crate::mixer::{Mixer, MixerContext};
 use crate::mlp::Mlp;
 use crate::mlp_layer::{AppliedMlpLayer, MlpLayer, MlpLayerActivations};
 use crate::norm::{BranchInput, Norm, OutputActivations};
@@ -24,7 +26,7 @@ use device::{Device, Dropout, Event, Lane::Compute, Op, Reduction, Tensor};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockParams {
     attention_norms: BranchNorms,
-    attention: Attention,
+    attention: Mixer,
     mlp_norms: BranchNorms,
     mlp: MlpLayer,
 }
@@ -41,8 +43,10 @@ pub(crate) struct BlockForm {
 impl DecoderShape {
     /// The forms of the blocks: blocks of one form have the same parameters.
     pub(crate) fn block_forms(&self) -> impl Iterator<Item = BlockForm> {
-        [false, true].into_iter().filter_map(move |experts| {
-            let mut all = (0..self.layers).filter(|layer| self.kind(*layer).experts == experts);
+        let forms = [(false, false), (false, true), (true, false), (true, true)];
+        forms.into_iter().filter_map(move |form| {
+            let of = |layer: &usize| (self.kind(*layer).experts, self.kind(*layer).delta);
+            let mut all = (0..self.layers).filter(|layer| of(layer) == form);
             let layer = all.next()?;
             Some(BlockForm { layer, blocks: 1 + all.count() })
         })
@@ -94,17 +98,17 @@ const MLP_OUTPUT: u64 = 2;
 /// Layout of a block's parameters, which its parts declare in the order of the forward pass.
 pub(crate) fn layout(shape: &DecoderShape, layer: usize, align: usize) -> SegmentLayout {
     let (name, prefix) = (format!("block.{layer}"), format!("h.{layer}."));
-    let experts = shape.experts_of(layer);
+    let (experts, delta) = (shape.experts_of(layer), shape.delta_of(layer));
     SegmentLayout::new(name, prefix, shape.tp_size, &shape.trained, align, |params| {
         if let Some(experts) = &experts {
             Experts::declare(params, shape, experts);
         }
         BranchNorms::declare(params, NORMS[0], shape);
-        Attention::declare_heads(params, shape);
+        Mixer::declare_heads(params, shape, delta);
         if let Some(experts) = &experts {
             Experts::declare_router(params, shape, experts);
         }
-        Attention::declare_proj(params, shape);
+        Mixer::declare_proj(params, shape, delta);
         BranchNorms::declare(params, NORMS[1], shape);
         if experts.is_none() {
             Mlp::declare(params, shape);
@@ -122,7 +126,7 @@ impl BlockParams {
     ) -> Self {
         Self {
             attention_norms: BranchNorms::cut(flat, NORMS[0], shape),
-            attention: Attention::cut(flat, shape, scratch),
+            attention: Mixer::cut(flat, shape, shape.delta_of(layer), scratch),
             mlp_norms: BranchNorms::cut(flat, NORMS[1], shape),
             mlp: MlpLayer::cut(flat, shape, shape.experts_of(layer), scratch),
         }
@@ -184,7 +188,7 @@ impl Block {
 
     /// Computes the projection back from the heads, summed over the ranks: (rows, C).
     fn attention_sum(&self, dev: &Device, shape: &DecoderShape, s: &BlockActivations) -> Tensor {
-        let partial = self.scratch.partial.rows(0..s.attention.heads.out.shape().0);
+        let partial = self.scratch.partial.rows(0..s.attention.heads.tokens());
         self.params.attention.proj_forward(dev, s.attention.heads, partial);
         shape.region().sum(dev, partial)
     }
@@ -227,7 +231,7 @@ impl Block {
     }
 
     fn attention_end(&self, x: Tensor, s: &BlockActivations, dropout: Dropout) -> BranchEnd {
-        let (norm, bias) = (self.params.attention_norms.output, self.params.attention.proj_bias);
+        let (norm, bias) = (self.params.attention_norms.output, self.params.attention.proj_bias());
         BranchEnd { residual: x, norm: norm.zip(s.attention.output), bias, dropout }
     }
 
@@ -371,15 +375,15 @@ impl Block {
         let input = BranchInput { recomputes, ..self.attention_input(x, s) };
         let norms = norms_of(grads.attention_norms);
         let end = self.attention_end(x, s, self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT));
-        let end_grads = EndGradients { norm: norms.output, bias: grads.attention.proj_bias };
+        let end_grads = EndGradients { norm: norms.output, bias: grads.attention.proj_bias() };
         let branch = self.enter_branch(dev, shape, input, end, d, end_grads);
         let context = self.context(dev, shape, pass);
         p.attention.backward(dev, shape, s.attention.heads, context, branch, grads.attention);
-        let shared = Attention::start_sum_of_shared(of_bucket, dev, shape, &self.scratch);
+        let shared = p.attention.start_sum_of_shared(of_bucket, dev, shape, &self.scratch);
         let d_input = region.rows(dev, branch.d_normed);
         input.backward(dev, d_input, d, norms.input);
         dev.wait(Compute, shared);
-        Attention::sum_gains(of_bucket, dev, shape);
+        p.attention.sum_gains(of_bucket, dev, shape);
         if let Some(router) = grads.mlp.router() {
             region.sum_replicated_grads(dev, router.reshape(1, router.len()));
         }
@@ -446,21 +450,24 @@ impl Block {
         pass.dropout(shape, self.layer as u64 + 1, site, pass.first_row(dev, shape))
     }
 
-    /// Settings of attention, which always sees all tokens of its samples.
+    /// Settings of the first branch, which always sees all tokens of its samples.
     fn context(
         &self,
         dev: &Device,
         shape: &DecoderShape,
         pass: &MicrobatchContext,
-    ) -> AttentionContext {
+    ) -> MixerContext {
+        if let Some(delta) = shape.delta_of(self.layer) {
+            return MixerContext::Delta(DeltaContext::of(shape, &delta, pass.starts));
+        }
         let (layer, first) = (self.layer as u64 + 1, pass.first_token);
         let dropout = pass.dropout(shape, layer, ATTENTION_WEIGHTS, first);
-        AttentionContext {
+        MixerContext::Attention(AttentionContext {
             heads: shape.heads_of(dev),
             dropout,
             table: self.table,
             starts: pass.starts,
             scores: shape.scores(self.layer),
-        }
+        })
     }
 }

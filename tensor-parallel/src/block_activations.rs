@@ -2,8 +2,9 @@
 
 use crate::activation_checkpoints::slot_prefix;
 use crate::activation_tiers::{ActivationTiers, Tier};
-use crate::attention::AttentionActivations;
 use crate::branch::Scratch;
+use crate::delta_shape::DeltaShape;
+use crate::mixer::MixerActivations;
 use crate::mlp_layer::MlpLayerActivations;
 use crate::norm::{InputActivations, OutputActivations};
 use crate::shape::{DecoderShape, ExpertsShape, Recompute};
@@ -83,7 +84,7 @@ pub(crate) struct BlockActivations {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionBranchActivations {
     pub(crate) input: InputActivations,
-    pub(crate) heads: AttentionActivations,
+    pub(crate) heads: MixerActivations,
     pub(crate) output: Option<OutputActivations>,
     /// (rows, C): the residual stream after the branch.
     pub(crate) h: Tensor,
@@ -98,15 +99,34 @@ pub(crate) struct MlpBranchActivations {
 }
 
 impl AttentionBranchActivations {
-    fn plan(plan: &mut Plan, shape: &DecoderShape, name: &str, scratch: &Scratch) -> Self {
+    /// Plans the activations of a block with the gated delta net `delta`, or with attention.
+    fn plan(
+        plan: &mut Plan,
+        shape: &DecoderShape,
+        name: &str,
+        scratch: &Scratch,
+        delta: Option<DeltaShape>,
+    ) -> Self {
         let (at, size) = ((Arena::Device, "activations"), (shape.rows(), shape.hidden));
         let norm = format!("{name}.norm_1");
         Self {
             input: InputActivations::plan(plan, &norm, shape, scratch.recomputed),
-            heads: AttentionActivations::plan(plan, name, shape, scratch.fp8),
+            heads: MixerActivations::plan(plan, name, shape, scratch, delta),
             output: OutputActivations::plan(plan, &format!("{norm}_post"), shape),
             h: plan.tensor(at, format!("{name}.h"), shape.dtype, size),
         }
+    }
+
+    /// The same activations with another set for attention or the gated delta net.
+    fn with_own_heads(
+        self,
+        plan: &mut Plan,
+        shape: &DecoderShape,
+        name: &str,
+        scratch: &Scratch,
+        delta: Option<DeltaShape>,
+    ) -> Self {
+        Self { heads: MixerActivations::plan(plan, name, shape, scratch, delta), ..self }
     }
 
     /// The tensors that a copy moves. The backward pass computes the branch's input again.
@@ -160,7 +180,7 @@ impl BlockActivations {
         Self {
             attention: AttentionBranchActivations {
                 input: attention.input.first(rows),
-                heads: attention.heads.of(0..rows, shape.heads / shape.tp_size),
+                heads: attention.heads.first(rows, shape.heads / shape.tp_size),
                 output: attention.output.map(|saved| saved.first(rows)),
                 h: attention.h.rows(0..rows),
             },
@@ -222,15 +242,56 @@ impl SharedMlpActivations {
     }
 }
 
+/// Activations of the attention branch that blocks use in turn: a set for blocks with attention, and
+/// a set for blocks with a gated delta net. The two sets differ only in these.
+#[derive(Clone, Copy, Debug)]
+struct SharedAttentionActivations {
+    attention: Option<AttentionBranchActivations>,
+    delta: Option<AttentionBranchActivations>,
+}
+
+impl SharedAttentionActivations {
+    /// Plans the sets of the blocks `layers`.
+    fn plan(
+        plan: &mut Plan,
+        shape: &DecoderShape,
+        name: &str,
+        scratch: &Scratch,
+        layers: &[usize],
+    ) -> Self {
+        let mut all = Self { attention: None, delta: None };
+        for layer in layers {
+            let delta = shape.delta_of(*layer);
+            if all.of(delta).is_some() {
+                continue;
+            }
+            let set = match all.attention.or(all.delta) {
+                Some(other) => other.with_own_heads(plan, shape, name, scratch, delta),
+                None => AttentionBranchActivations::plan(plan, shape, name, scratch, delta),
+            };
+            match delta {
+                Some(_) => all.delta = Some(set),
+                None => all.attention = Some(set),
+            }
+        }
+        all
+    }
+
+    /// The set of blocks with the gated delta net `delta`, or with attention.
+    const fn of(&self, delta: Option<DeltaShape>) -> Option<AttentionBranchActivations> {
+        if delta.is_some() { self.delta } else { self.attention }
+    }
+}
+
 /// Sets of activations that several blocks use.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedActivations {
-    /// The set of all blocks that compute the attention branch again.
-    attention: Option<AttentionBranchActivations>,
+    /// The sets of all blocks that compute the attention branch again.
+    attention: SharedAttentionActivations,
     /// The sets of all blocks that compute the MLP branch again.
     mlp: SharedMlpActivations,
     /// The sets of blocks whose attention branch is on the host.
-    attention_ring: Vec<AttentionBranchActivations>,
+    attention_ring: Vec<SharedAttentionActivations>,
     /// The sets of blocks whose MLP branch is on the host.
     mlp_ring: Vec<SharedMlpActivations>,
 }
@@ -238,14 +299,16 @@ pub(crate) struct SharedActivations {
 impl SharedActivations {
     pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape, scratch: &Scratch) -> Self {
         let [of_attention, of_mlp] = BranchKind::ALL;
-        let attention = (!shape.blocks_in(of_attention, Tier::Recomputed).is_empty())
-            .then(|| AttentionBranchActivations::plan(plan, shape, "block", scratch));
+        let recomputed = shape.blocks_in(of_attention, Tier::Recomputed);
+        let attention =
+            SharedAttentionActivations::plan(plan, shape, "block", scratch, &recomputed);
         let recomputed = shape.blocks_in(of_mlp, Tier::Recomputed);
         let mlp = SharedMlpActivations::plan(plan, shape, "block", scratch, &recomputed);
         let planned = plan.entries().len();
         let name = |set: usize| format!("activations.{set}");
+        let on_host = shape.blocks_in(of_attention, Tier::Host);
         let attention_ring = (0..shape.ring_sets(of_attention))
-            .map(|set| AttentionBranchActivations::plan(plan, shape, &name(set), scratch))
+            .map(|set| SharedAttentionActivations::plan(plan, shape, &name(set), scratch, &on_host))
             .collect();
         let on_host = shape.blocks_in(of_mlp, Tier::Host);
         let mlp_ring = (0..shape.ring_sets(of_mlp))
@@ -265,17 +328,21 @@ impl SharedActivations {
         scratch: &Scratch,
     ) -> Vec<BlockActivations> {
         let missing = "blocks that use a set in turn have planned it";
-        let experts = shape.experts_of(layer);
+        let (experts, delta) = (shape.experts_of(layer), shape.delta_of(layer));
         let ring_set = |branch, slot| {
             let on_host = shape.blocks_in(branch, Tier::Host);
             shape.ring_set(branch, on_host.partition_point(|other| *other < layer), slot)
         };
         let of_slot = |slot: usize| {
             let name = format!("{}block.{layer}", slot_prefix(slot));
-            let attention = match shape.tier(BranchKind::Attention, layer) {
-                Tier::Device => AttentionBranchActivations::plan(plan, shape, &name, scratch),
-                Tier::Host => self.attention_ring[ring_set(BranchKind::Attention, slot)],
-                Tier::Recomputed => self.attention.unwrap_or_else(|| unreachable!("{missing}")),
+            let shared = match shape.tier(BranchKind::Attention, layer) {
+                Tier::Device => None,
+                Tier::Host => Some(&self.attention_ring[ring_set(BranchKind::Attention, slot)]),
+                Tier::Recomputed => Some(&self.attention),
+            };
+            let attention = match shared {
+                None => AttentionBranchActivations::plan(plan, shape, &name, scratch, delta),
+                Some(sets) => sets.of(delta).unwrap_or_else(|| unreachable!("{missing}")),
             };
             let shared = match shape.tier(BranchKind::Mlp, layer) {
                 Tier::Device => None,

@@ -1,6 +1,7 @@
 //! Buffers that the two branches of a block share.
 
 use crate::adapter::AdapterScratch;
+use crate::delta_net::DeltaScratch;
 use crate::experts_scratch::ExpertsScratch;
 use crate::linear::Fp8Operands;
 use crate::params::TrainedParams;
@@ -23,6 +24,7 @@ pub(crate) struct Scratch {
     pub(crate) qk_dots: Option<Tensor>,
     pub(crate) d_attention: Tensor,     // (B T, H D/t)
     pub(crate) d_qkv: Tensor,           // (B T, (H + 2 K) D/t)
+    pub(crate) d_gate: Option<Tensor>,  // (B T, H D/t), if attention's output has a gate
     pub(crate) d_inner: Option<Tensor>, // (B T, F/t), if a block has one MLP
     /// (K, n): gradients of all ranks' key and value weights, biases and gains, if ranks share key
     /// and value heads. n = D (2 C + 2), and D more if each element of a key has a gain.
@@ -37,6 +39,8 @@ pub(crate) struct Scratch {
     pub(crate) fp8: Option<Fp8Operands>,
     /// Transients of experts, if a block has experts.
     experts: Option<ExpertsScratch>,
+    /// Transients of gated delta nets, if a block has one.
+    delta: Option<DeltaScratch>,
 }
 
 /// Outputs that the backward pass recomputes.
@@ -46,6 +50,8 @@ pub(crate) struct RecomputedOutputs {
     pub(crate) normed: Tensor,
     /// (B T, F/t): output of the MLP's activation, if a block has one MLP.
     pub(crate) act: Option<Tensor>,
+    /// (B T, H D/t): attention's output times its gate, if it has one.
+    pub(crate) gated: Option<Tensor>,
 }
 
 /// Gradients of one branch in the backward pass.
@@ -82,10 +88,16 @@ impl Scratch {
             d_branch: copies.then(|| transient("d_branch", shape.dtype, c)),
             d_attention: transient("d_attention", shape.dtype, shape.heads_width()),
             d_qkv: transient("d_qkv", shape.dtype, shape.qkv_width()),
+            d_gate: parts
+                .output_gate
+                .then(|| transient("d_attention_gate", shape.dtype, shape.heads_width())),
             d_inner: dense.then(|| transient("d_inner", shape.dtype, inner)),
             recomputed: shape.recomputes_outputs().then(|| RecomputedOutputs {
                 normed: transient("normed", shape.dtype, c),
                 act: dense.then(|| transient(shape.activation(), shape.dtype, inner)),
+                gated: parts
+                    .output_gate
+                    .then(|| transient("gated_attention", shape.dtype, shape.heads_width())),
             }),
             d_shared: (shape.kv_replicas() > 1).then(|| {
                 let gains = usize::from(parts.qk_norm == Some(QkNorm::Width));
@@ -104,6 +116,7 @@ impl Scratch {
                 plan.tensor((Arena::Device, "transients"), "qk_dots", Dtype::F32, (tokens, 2))
             }),
             experts: shape.experts.map(|experts| ExpertsScratch::plan(plan, shape, &experts)),
+            delta: shape.delta.map(|delta| DeltaScratch::plan(plan, shape, &delta)),
         }
     }
 
@@ -121,6 +134,12 @@ impl Scratch {
     /// Transients of experts.
     pub(crate) fn experts(&self) -> ExpertsScratch {
         self.experts.unwrap_or_else(|| unreachable!("a block with experts has transients for them"))
+    }
+
+    /// Transients of gated delta nets.
+    pub(crate) fn delta(&self) -> DeltaScratch {
+        let delta = self.delta;
+        delta.unwrap_or_else(|| unreachable!("a block with a delta net has transients for it"))
     }
 
     /// (rows, C): transient for the normed sum of a branch, or for its gradient.

@@ -1,20 +1,47 @@
-//! The KV cache: keys and values of earlier tokens, so that generation computes only new tokens.
+//! The KV cache: keys and values of earlier tokens, so that generation computes only new tokens. Of
+//! gated delta nets it has the inputs of all tokens.
 
 use crate::attention::{Attention, AttentionActivations, AttentionContext};
+use crate::delta_net::{DeltaActivations, DeltaContext, DeltaNet};
+use crate::delta_shape::DeltaShape;
 use crate::shape::DecoderShape;
-use device::{Arena, Device, Dropout, Heads, Lane::Compute, Op, Plan, Scores, Tensor};
+use device::Tensor;
+use device::{Arena, DELTA_CHUNK, Device, Dropout, Dtype, Heads, Lane::Compute, Op, Plan, Scores};
 use std::ops::Range;
 
 /// Keys and values of some samples, on one rank.
 #[derive(Clone, Debug)]
 pub struct KvCache {
-    /// For each layer, (S T, 2 K D): rows of a sample are contiguous; a row has the keys of all
-    /// heads, then the values.
-    layers: Vec<Tensor>,
+    layers: Vec<LayerCache>,
+    /// Outputs of a gated delta net for one sample, if a layer has one; all layers share them.
+    outputs: Option<DeltaPass>,
     /// S: number of samples.
     samples: usize,
     /// T: maximum number of tokens of a sample.
     context: usize,
+}
+
+/// The cache of one layer. Rows of a sample are contiguous.
+#[derive(Clone, Copy, Debug)]
+enum LayerCache {
+    /// (S T, 2 K D): a row has the keys of all heads, then the values.
+    Attention(Tensor),
+    /// The inputs of a gated delta net, from which each pass computes its states again.
+    Delta {
+        /// (S T, U): queries, keys and values before the convolution.
+        input: Tensor,
+        /// (S T, 2 H): step sizes and decays before their functions.
+        raw_gates: Tensor,
+    },
+}
+
+/// What a gated delta net computes of all tokens of a sample.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeltaPass {
+    pub(crate) qkv: Tensor,    // (T, U)
+    pub(crate) gates: Tensor,  // (T, 2 H) F32
+    pub(crate) out: Tensor,    // (T, H e)
+    pub(crate) states: Tensor, // (places, H d e) F32
 }
 
 /// New tokens of a sample, adjacent in a batch.
@@ -32,16 +59,50 @@ impl KvCache {
     /// Plans a cache for `samples` samples of `seq_len` tokens.
     pub fn plan(plan: &mut Plan, shape: &DecoderShape, samples: usize) -> Self {
         let (at, context) = ((Arena::Device, "keys and values"), shape.seq_len);
-        let size = (samples * context, 2 * shape.kv_per_rank() * shape.head_dim);
-        let mut layer = |l| plan.tensor(at, format!("block.{l}.cache"), shape.dtype, size);
-        Self { layers: (0..shape.layers).map(&mut layer).collect(), samples, context }
+        let rows = samples * context;
+        let layer = |layer: usize| {
+            let mut one = |what: &str, width| {
+                plan.tensor(at, format!("block.{layer}.{what}"), shape.dtype, (rows, width))
+            };
+            match shape.delta_of(layer) {
+                None => {
+                    LayerCache::Attention(one("cache", 2 * shape.kv_per_rank() * shape.head_dim))
+                }
+                Some(delta) => {
+                    let heads = delta.heads(shape.tp_size, context);
+                    let input = one("delta_cache", heads.columns());
+                    LayerCache::Delta { input, raw_gates: one("gates_cache", 2 * heads.values) }
+                }
+            }
+        };
+        let layers = (0..shape.layers).map(layer).collect();
+        let outputs = shape.delta.map(|delta| DeltaPass::plan(plan, shape, &delta));
+        Self { layers, outputs, samples, context }
     }
 
-    /// Rows of a layer for some positions of a sample.
-    fn rows(&self, layer: usize, sample: usize, positions: Range<usize>) -> Tensor {
+    /// Rows of the cache for some positions of a sample.
+    fn range(&self, sample: usize, positions: Range<usize>) -> Range<usize> {
         assert!(sample < self.samples && positions.end <= self.context, "the cache holds them");
         let at = sample * self.context;
-        self.layers[layer].rows(at + positions.start..at + positions.end)
+        at + positions.start..at + positions.end
+    }
+
+    /// Keys and values of a layer with attention for some positions of a sample.
+    fn rows(&self, layer: usize, sample: usize, positions: Range<usize>) -> Tensor {
+        let LayerCache::Attention(cache) = self.layers[layer] else {
+            unreachable!("layer {layer} has attention");
+        };
+        cache.rows(self.range(sample, positions))
+    }
+
+    /// Inputs of a layer with a gated delta net for some positions of a sample: queries, keys and
+    /// values, then the gates.
+    fn inputs(&self, layer: usize, sample: usize, positions: Range<usize>) -> [Tensor; 2] {
+        let LayerCache::Delta { input, raw_gates } = self.layers[layer] else {
+            unreachable!("layer {layer} has a gated delta net");
+        };
+        let rows = self.range(sample, positions);
+        [input, raw_gates].map(|cache| cache.rows(rows.clone()))
     }
 }
 
@@ -64,6 +125,60 @@ pub(crate) struct Extension<'a> {
     pub(crate) layer: usize,
     /// Cosines and sines, if the layer rotates queries and keys.
     pub(crate) table: Option<Tensor>,
+}
+
+impl DeltaPass {
+    fn plan(plan: &mut Plan, shape: &DecoderShape, delta: &DeltaShape) -> Self {
+        let heads = delta.heads(shape.tp_size, shape.seq_len);
+        let mut one = |name: &str, dtype, size| {
+            plan.tensor((Arena::Device, "keys and values"), format!("delta.{name}"), dtype, size)
+        };
+        let (tokens, values) = (shape.seq_len, heads.values * heads.value_dim);
+        Self {
+            qkv: one("all_qkv", shape.dtype, (tokens, heads.columns())),
+            gates: one("all_gates", Dtype::F32, (tokens, 2 * heads.values)),
+            out: one("all_out", shape.dtype, (tokens, values)),
+            states: one("all_states", Dtype::F32, (heads.places(), heads.state_len())),
+        }
+    }
+
+    /// The first `tokens` tokens.
+    fn first(self, tokens: usize) -> Self {
+        let Self { qkv, gates, out, states } = self;
+        let [qkv, gates, out] = [qkv, gates, out].map(|of| of.rows(0..tokens));
+        Self { qkv, gates, out, states: states.rows(0..tokens.div_ceil(DELTA_CHUNK)) }
+    }
+}
+
+impl DeltaNet {
+    /// Computes normed (rows, C) of new tokens -> the normed and gated outputs of the heads, in
+    /// `saved`. Adds the new tokens to the cache, and computes the states from all cached tokens.
+    pub(crate) fn extend(
+        &self,
+        dev: &Device,
+        shape: &DecoderShape,
+        normed: Tensor,
+        saved: DeltaActivations,
+        Extension { cache, new, layer, .. }: Extension<'_>,
+    ) {
+        let (Some(all), Some(delta)) = (cache.outputs, shape.delta_of(layer)) else {
+            unreachable!("layer {layer} has a gated delta net");
+        };
+        self.project(dev, normed, saved);
+        for (NewTokens { sample, first, count }, rows) in rows(new) {
+            let (tokens, own) = (first + count, saved.inputs(rows.clone()));
+            let cached = cache.inputs(layer, sample, first..tokens);
+            for (src, dst) in own.into_iter().zip(cached) {
+                dev.submit(Compute, Op::Copy { src, dst });
+            }
+            let pass = DeltaContext::of(shape, &delta, None).of_tokens(tokens);
+            let inputs = cache.inputs(layer, sample, 0..tokens);
+            self.compute_all(dev, inputs, all.first(tokens), pass);
+            let (src, dst) = (all.out.rows(first..tokens), saved.out(rows));
+            dev.submit(Compute, Op::Copy { src, dst });
+        }
+        self.norm(dev, saved, shape.architecture.norm_epsilon as f32);
+    }
 }
 
 impl Attention {
@@ -96,6 +211,7 @@ impl Attention {
                 if let Some(sinks) = self.sinks {
                     sinks.forward(dev, saved, heads);
                 }
+                Self::multiply_gate(dev, saved);
                 continue;
             }
             for i in 0..new.count {
@@ -107,6 +223,7 @@ impl Attention {
                 let sinks = self.sinks.map(|sinks| sinks.0);
                 dev.submit(Compute, Op::CachedAttention { q, cache, out, heads, scores, sinks });
             }
+            Self::multiply_gate(dev, saved);
         }
     }
 }

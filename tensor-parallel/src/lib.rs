@@ -12,12 +12,13 @@
 //!
 //! Read in this order:
 //!
-//! 1. `shape`, `experts_shape`: the sizes of a model and of a pass; `params`: layout and split of parameters;
+//! 1. `shape`, `experts_shape`, `delta_shape`: the sizes of a model and of a pass; `params`: layout and split of
+//!    parameters;
 //! 2. `decoder`: the whole model, which the step calls segment by segment;
 //! 3. `block`: attention and MLP between norms, forward and backward; `branch`: buffers of both
 //!    halves;
-//! 4. `attention`, `rotary`, `mlp`, `experts`, `norm`: the parts of a block; `mlp_layer`: an MLP or
-//!    experts; `expert_loads`: counts of their tokens; `shared_expert`: an MLP
+//! 4. `attention`, `rotary`, `delta_net`, `mlp`, `experts`, `norm`: the parts of a block; `mixer`: attention or
+//!    a gated delta net; `mlp_layer`: an MLP or experts; `expert_loads`: counts of their tokens; `shared_expert`: an MLP
 //!    beside experts; `router_correction` and `correction_values`:
 //!    numbers that change only the choice of experts; `linear`: the matmuls with its weights;
 //!    `adapter`: low-rank adapters of linears;
@@ -42,6 +43,8 @@ mod block_activations;
 mod branch;
 mod correction_values;
 mod decoder;
+mod delta_net;
+mod delta_shape;
 mod embedding;
 mod expert_adapters;
 mod expert_biases;
@@ -53,6 +56,7 @@ mod host_activations;
 mod kv_cache;
 mod linear;
 mod loss;
+mod mixer;
 mod mlp;
 mod mlp_layer;
 mod norm;
@@ -67,6 +71,7 @@ mod shared_expert;
 pub use activation_tiers::{ActivationTiers, Tier, TierCounts};
 pub use adapter_shape::{AdapterShape, AdapterTargets, FACTORS};
 pub use decoder::{Decoder, HeadBuckets, SegmentRole};
+pub use delta_shape::DeltaShape;
 pub use host_activations::ActivationCopies;
 pub use kv_cache::{KvCache, NewTokens};
 pub use loss::LossTensors;

@@ -57,6 +57,9 @@ pub enum Init {
     Normal(f64),
     /// All elements have this value.
     Constant(f64),
+    /// Logarithms of numbers that are uniformly distributed from `low` to `high`.
+    #[expect(missing_docs, reason = "the line above names both")]
+    LogUniform { low: f64, high: f64 },
 }
 
 /// One parameter of a segment.

@@ -1,6 +1,7 @@
 //! The shape of a model, split over the ranks of a group, and the settings of a micro-batch.
 
 use crate::activation_tiers::ActivationTiers;
+use crate::delta_shape::DeltaShape;
 pub use crate::experts_shape::{Balance, ExpertsShape, SigmoidShape};
 use crate::params::{Init, TrainedParams};
 use crate::region::Region;
@@ -64,11 +65,13 @@ pub struct LayerKind {
     pub rope: Option<Rope>,
     /// Whether the layer has the experts of [`DecoderShape::experts`] instead of one MLP.
     pub experts: bool,
+    /// Whether the layer has the gated delta net of [`DecoderShape::delta`] instead of attention.
+    pub delta: bool,
 }
 
 impl LayerKind {
     /// Full attention without rotation, and one MLP.
-    pub const PLAIN: Self = Self { window: None, rope: None, experts: false };
+    pub const PLAIN: Self = Self { window: None, rope: None, experts: false, delta: false };
 }
 
 /// The choice of a decoder's parts, for example GPT-2 or Llama.
@@ -94,6 +97,9 @@ pub struct Architecture {
     pub qk_norm: Option<QkNorm>,
     /// Whether each head has a score without a key and a value in the sum of its softmax.
     pub attention_sinks: bool,
+    /// Whether attention's output is multiplied by the sigmoid of a gate, before the projection back
+    /// (Qwen3.5).
+    pub output_gate: bool,
     /// Activation of the gate of an MLP without biases. `None`: an MLP with GELU and biases.
     pub gate: Option<Gate>,
     /// Factor of q k'. `None`: 1 / sqrt(D).
@@ -128,6 +134,7 @@ impl Architecture {
         proj_bias: true,
         qk_norm: None,
         attention_sinks: false,
+        output_gate: false,
         gate: None,
         attention_scale: None,
         score_cap: None,
@@ -177,6 +184,8 @@ pub struct DecoderShape {
     pub ffn_hidden: usize,
     /// The experts of the layers whose kind has experts. They need a gate.
     pub experts: Option<ExpertsShape>,
+    /// The gated delta net of the layers whose kind has one.
+    pub delta: Option<DeltaShape>,
     /// B: samples of a micro-batch.
     pub micro_batch: usize,
     /// t: number of tensor-parallel ranks.
@@ -373,8 +382,8 @@ impl DecoderShape {
 
     /// FLOPs per token, forward and backward, without recomputation: 6 per parameter of the
     /// linears that a token passes (4 if they are frozen under adapters, which are small), plus
-    /// attention's causal matmuls over the keys of each layer's window. A token passes the router, k
-    /// experts and the shared MLP of a layer with experts.
+    /// attention's causal matmuls over the keys of each layer's window, or the gated delta rule. A
+    /// token passes the router, k experts and the shared MLP of a layer with experts.
     pub fn model_flops_per_token(&self) -> f64 {
         let (c, d, l) = (self.hidden as f64, self.head_dim as f64, self.layers as f64);
         let (q, kv) = (self.heads as f64 * d, self.kv_heads as f64 * d);
@@ -389,11 +398,19 @@ impl DecoderShape {
                 ((l - sparse) * inner + sparse * (chosen + experts.count as f64)) / l
             }
         };
-        let linears = l * c * (2.0 * q + 2.0 * kv + inner) + self.vocab as f64 * c;
+        let gates = if self.architecture.output_gate { q } else { 0.0 };
+        let deltas = self.delta_layers() as f64;
+        let of_delta = self.delta.map_or(0, |delta| delta.linears(self.hidden)) as f64;
+        let mixers = (l - deltas) * c * (2.0 * q + gates + 2.0 * kv) + deltas * of_delta;
+        let linears = mixers + l * c * inner + self.vocab as f64 * c;
+        let rule = self.delta.map_or(0.0, |delta| delta.heads(1, self.seq_len).flops(1));
         // Twice the mean number of keys of a query: T without a window.
         let keys = |layer| 2.0 * self.scores(layer).pairs(self.seq_len) / self.seq_len as f64;
         let of_linears = if self.adapters().is_some() { 4.0 } else { 6.0 };
-        of_linears * linears + 6.0 * (0..self.layers).map(keys).sum::<f64>() * q
+        let attends = |layer: &usize| !self.kind(*layer).delta;
+        let keys = (0..self.layers).filter(attends).map(keys).sum::<f64>();
+        // The gradients of the rule take twice the FLOPs of its forward pass.
+        of_linears * linears + 6.0 * keys * q + 3.0 * deltas * rule
     }
 
     pub(crate) const fn region(&self) -> Region {

@@ -1,9 +1,10 @@
 //! One forward and backward pass of a model, assembled from all ranks, and fixtures for it.
 
-use device::cpu::{self, CpuOptions, Lanes, ScratchFloats};
+use device::cpu::{self, CpuOptions, Lanes};
 use device::{
     Arena, Communicator, Device, Dtype, Event, HostPlace, HostWork, Lane, Plan, Rank, Tensor,
 };
+use layout::build::scratch_floats;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -154,12 +155,11 @@ impl Handles {
 
     fn rank(&self, given: &PassInputs<'_>, world: &Arc<Communicator>, rank: Rank) -> RankResult {
         let (gpt, batch, shape) = (&self.gpt, &self.batch, self.gpt.shape());
-        let widest = shape.widest_sum();
         let options = CpuOptions {
             lanes: Lanes::Inline,
             memory_limit: u64::MAX,
             host: HostPlace::default(),
-            scratch: ScratchFloats::new(shape.seq_len, shape.head_dim, shape.hidden, widest),
+            scratch: scratch_floats(shape),
             work: HostWork::default(),
         };
         let dev = cpu::open(rank, &self.plan, world, &options).expect("a device opens");

@@ -277,6 +277,7 @@ fn is(t: Tensor, dtype: Dtype) -> Result<(), String> {
 }
 
 pub use attention::WIDEST_HEAD;
+pub(crate) use delta::delta_net_scratch_bytes;
 pub(crate) use dense::norm_scratch_bytes;
 pub(crate) use experts::shares_scratch_bytes;
 pub(crate) use rotary::rotary_scratch_bytes;

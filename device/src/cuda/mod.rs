@@ -44,7 +44,8 @@ pub use memory::{Peers, page_tables, pinned_bytes};
 pub use open::{AttentionLibrary, Collectives, CudaOptions, open};
 pub use probe::{GpuInfo, LibraryInfo, Probe, free_memory, probe, try_compiler};
 pub use products::LEAVE_ROOM_SINCE;
-pub use scratch::{attention_workspace, device_bytes, gains_scratch, norm_scratch, shares_scratch};
+pub use scratch::{attention_workspace, delta_scratch, device_bytes, gains_scratch};
+pub use scratch::{norm_scratch, shares_scratch};
 pub use verdict::{is_proven, keep_proven, stack};
 
 /// Items for tests that run the kernels on an emulator.

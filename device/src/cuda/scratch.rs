@@ -4,7 +4,7 @@ use super::blas::WORKSPACE;
 use super::memory::Arrangement;
 use super::{cudnn, launch};
 use crate::Plan;
-use crate::op::Heads;
+use crate::op::{DeltaHeads, Heads};
 
 /// Bytes of a GPU for a rank: `plan`, `scratch` for kernels, and the workspace of matmuls.
 pub fn device_bytes(plan: &Plan, scratch: u64) -> u64 {
@@ -27,6 +27,12 @@ pub const fn norm_scratch(shape: (usize, usize), has_bias: bool) -> u64 {
 /// [`Op::ExpertLoad`]: crate::Op::ExpertLoad
 pub const fn shares_scratch(rows: usize, experts: usize) -> u64 {
     launch::shares_scratch_bytes(rows, experts)
+}
+
+/// Bytes of scratch for the gradients of a gated delta net over `rows` rows, whose convolution has `taps`
+/// weights for each channel.
+pub fn delta_scratch(rows: usize, heads: DeltaHeads, taps: usize) -> u64 {
+    launch::delta_net_scratch_bytes(rows, heads, taps)
 }
 
 /// Most bytes of scratch for a pass of cuDNN's attention over `samples` of `seq_len` tokens, by the

@@ -63,7 +63,7 @@ impl DeltaHeads {
     }
 
     /// FLOPs of the forward pass over `rows` rows.
-    pub(super) fn flops(&self, rows: usize) -> f64 {
+    pub fn flops(&self, rows: usize) -> f64 {
         2.0 * (rows * self.values * self.multiply_adds()) as f64
     }
 

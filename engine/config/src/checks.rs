@@ -18,7 +18,7 @@ enum Rule<'a> {
 }
 
 /// All rules between keys.
-const fn rules<'a>() -> [Rule<'a>; 60] {
+const fn rules<'a>() -> [Rule<'a>; 63] {
     use Rule::{Clashes, Computed};
     [
         Computed(Checks::heads_over_ranks),
@@ -41,6 +41,9 @@ const fn rules<'a>() -> [Rule<'a>; 60] {
         Computed(Checks::experts_over_ranks),
         Computed(Checks::groups_of_experts),
         Clashes(Checks::OF_EXPERTS),
+        Computed(Checks::delta_nets_of_layers),
+        Computed(Checks::heads_of_delta_nets),
+        Clashes(Checks::OF_DELTA_NETS),
         Clashes(Checks::ADAPTERS),
         Computed(Checks::linears_of_adapters),
         Computed(Checks::rank_of_adapters),

@@ -8,6 +8,8 @@ pub const FULL: char = 'F';
 pub const WINDOWED: char = 'W';
 /// Letter of layers with full attention and without rotary positions.
 pub const UNROTATED: char = 'N';
+/// Letter of layers with a gated delta net in the place of attention.
+pub const DELTA: char = 'D';
 
 impl Section<'_, '_> {
     /// Reads the letters of `layers` layers, and makes them as short as possible.
@@ -17,7 +19,7 @@ impl Section<'_, '_> {
         layers: usize,
         or: KeyDefault<String>,
     ) -> String {
-        let values = "letters `F`, `W` and `N` in quotes".to_owned();
+        let values = "letters `F`, `W`, `N` and `D` in quotes".to_owned();
         self.leaf(
             key,
             or,
@@ -25,11 +27,11 @@ impl Section<'_, '_> {
             |text| quoted(text),
             |reader, node| {
                 let text = reader.item(node).string()?;
-                let is_letter = |letter| [FULL, WINDOWED, UNROTATED].contains(&letter);
+                let is_letter = |letter| [FULL, WINDOWED, UNROTATED, DELTA].contains(&letter);
                 if text.is_empty() || !text.chars().all(is_letter) {
                     return Err(Complaint {
                         message: format!(
-                            "expected the letters `F`, `W` and `N`, found {}",
+                            "expected the letters `F`, `W`, `N` and `D`, found {}",
                             reader.item(node).found()
                         ),
                         help: "write one letter for each layer, such as \"WWWWWF\", which repeats"
@@ -98,7 +100,7 @@ mod tests {
         for (written, message) in [
             ("WWWWWWWF", "it has 8 letters, and `model.layers` is 7"),
             ("", "expected the letters"),
-            ("WX", "expected the letters `F`, `W` and `N`"),
+            ("WX", "expected the letters `F`, `W`, `N` and `D`"),
         ] {
             let set = format!("model.layer_pattern=\"{written}\"");
             let sets = ["model.family=Llama", "model.layers=7", "model.window=4", set.as_str()];

@@ -1,6 +1,7 @@
 //! Keys of the network.
 
 use super::declare::{choice, section};
+use super::delta_net::DeltaNetConfig;
 use super::experts::ExpertsConfig;
 use super::layer_pattern::{FULL, WINDOWED, shortest};
 use super::reading::{Interval, KeyDefault, Section};
@@ -87,7 +88,8 @@ section! {
         let within = of.map(|m| m.for_samples(seq_len));
         /// Kinds of the layers, for `model.family: Llama`: one letter for each layer, repeated over
         /// the layers. `F`: full attention. `W`: attention within `model.window`. `N`: full
-        /// attention without rotary positions (SmolLM3). `"WWWWWF"`: each sixth layer sees all
+        /// attention without rotary positions (SmolLM3). `D`: the gated delta net of
+        /// `model.delta_net`, a linear attention (Qwen3.5). `"WWWWWF"`: each sixth layer sees all
         /// tokens (Gemma 3).
         layer_pattern: String = layer_pattern(
             layers, KeyDefault::Default("F".into()).unless(within.map(|m| m.layer_pattern))
@@ -109,6 +111,11 @@ section! {
             };
             RopeConfig::read(s, &defaults)
         });
+        /// Sizes of the gated delta net, for the `D` layers of `model.layer_pattern`. A pattern with
+        /// `D` needs this key. None: no layer has one.
+        delta_net: Option<DeltaNetConfig> = section_or_none(of.map(|m| m.delta_net.is_some()), |s| {
+            DeltaNetConfig::read(s, of.and_then(|m| m.delta_net.as_ref()))
+        }), resume: Experiment;
         /// Whether the output projection is the token table. Always `true` for a GPT-2, and by
         /// default `false` for `Llama`.
         tied: bool = flag(KeyDefault::Default(gpt2).unless(of.map(|m| m.tied))), resume: Experiment;
@@ -130,6 +137,11 @@ section! {
         /// of each token and has no value (gpt-oss). Only with `model.family: Llama`.
         attention_sinks: bool = flag(
             KeyDefault::Default(false).unless(of.map(|m| m.attention_sinks))
+        ), resume: Experiment;
+        /// Whether attention's output is multiplied by the sigmoid of a gate, which is a further
+        /// projection of its input (Qwen3.5). Only with `model.family: Llama`.
+        output_gate: bool = flag(
+            KeyDefault::Default(false).unless(of.map(|m| m.output_gate))
         ), resume: Experiment;
         /// Whether norms multiply by 1 + their gain, and gains start at 0 (Gemma). Only with
         /// `model.family: Llama`.

@@ -94,6 +94,7 @@ impl Checks<'_> {
             ("model.qk_norm", m.qk_norm, "a norm of queries and keys"),
             ("model.layer_pattern", m.layer_pattern != "F", "several kinds of layers"),
             ("model.attention_sinks", m.attention_sinks, "sinks of attention"),
+            ("model.output_gate", m.output_gate, "a gate of attention's output"),
             ("model.norm_offset", m.norm_offset, "gains around 1"),
             ("model.norm_place", m.norm_place != NormPlace::Before, "norms in other places"),
             ("model.gate", m.gate != Gate::Silu, "a gated MLP"),

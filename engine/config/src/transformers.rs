@@ -62,7 +62,7 @@ pub struct ComparedKey {
 }
 
 /// All keys that a `config.json` decides.
-pub const COMPARED: [ComparedKey; 30] = {
+pub const COMPARED: [ComparedKey; 32] = {
     const fn row(
         names: [&'static str; 2],
         key: &'static str,
@@ -91,6 +91,8 @@ pub const COMPARED: [ComparedKey; 30] = {
             m.window.map_or_else(|| "None".into(), |window| window.to_string())
         }),
         row(["model_type", "rope_parameters"], "model.window_rope", |m| in_line(&m.window_rope)),
+        row(["model_type", "linear_num_key_heads"], "model.delta_net", |m| in_line(&m.delta_net)),
+        row(["model_type"; 2], "model.output_gate", |m| m.output_gate.to_string()),
         row(["model_type"; 2], "model.qk_norm_width", |m| m.qk_norm_width.to_string()),
         row(["model_type"; 2], "model.attention_sinks", |m| m.attention_sinks.to_string()),
         row(["model_type"; 2], "model.norm_offset", |m| m.norm_offset.to_string()),
@@ -269,12 +271,14 @@ fn plain() -> ModelConfig {
         layer_pattern: "F".into(),
         window: None,
         window_rope: NO_ROPE,
+        delta_net: None,
         tied: false,
         qkv_bias: false,
         proj_bias: false,
         qk_norm: false,
         qk_norm_width: false,
         attention_sinks: false,
+        output_gate: false,
         norm_offset: false,
         norm_place: NormPlace::Before,
         gate: Gate::Silu,

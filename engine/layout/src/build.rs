@@ -3,7 +3,7 @@
 use crate::LocalMachine;
 use crate::attention::library_scratch;
 use crate::batches::BatchLayout;
-use crate::decoder_parts::{LayerKinds, architecture, experts, layer_kinds, trained};
+use crate::decoder_parts::{LayerKinds, architecture, delta_net, experts, layer_kinds, trained};
 use crate::placement::kernel_threads;
 pub use config::decimal;
 use config::{
@@ -96,6 +96,7 @@ pub fn shape(config: &Config) -> DecoderShape {
         vocab: m.vocab,
         ffn_hidden: m.ffn_hidden,
         experts: experts(m),
+        delta: delta_net(m),
         micro_batch: config.batch.micro,
         tp_size: config.parallel.tensor,
         sequence: config.parallel.sequence && config.parallel.tensor > 1,
@@ -156,7 +157,10 @@ fn kernel_scratch(config: &Config, machine: &LocalMachine, host: HostBytes) -> K
 
 /// Numbers of scratch elements that the cpu backend's kernels need.
 pub fn scratch_floats(shape: &DecoderShape) -> ScratchFloats {
-    ScratchFloats::new(shape.seq_len, shape.head_dim, shape.hidden, shape.widest_sum())
+    let floats =
+        ScratchFloats::new(shape.seq_len, shape.head_dim, shape.hidden, shape.widest_sum());
+    // The sums of all ranks' channels, so that their order does not depend on the number of ranks.
+    shape.delta.map_or(floats, |delta| floats.with_delta(delta.heads(1, shape.seq_len), delta.taps))
 }
 
 /// Bytes of each GPU that `plan` needs. On real GPUs this includes the scratch of kernels and
@@ -178,8 +182,8 @@ pub fn op_scratch(config: &Config) -> u64 {
 
 /// Largest scratch memory of an op of a model of `shape`, in bytes. The backward pass of attention
 /// needs one number for each row of each head. The backward pass of a norm needs sums for the
-/// gradients of its gains and biases. A balance loss needs sums of the experts' shares. cuDNN's
-/// attention needs a matrix of weights for each head.
+/// gradients of its gains and biases. A balance loss needs sums of the experts' shares. A gated delta
+/// net needs gradients of its states. cuDNN's attention needs a matrix of weights for each head.
 pub fn shape_scratch(shape: &DecoderShape, attention: Attention) -> u64 {
     let rows = (shape.tokens() * shape.heads / shape.tp_size) as u64 * Dtype::F32.bytes();
     let gains = match shape.architecture.qk_norm {
@@ -193,7 +197,10 @@ pub fn shape_scratch(shape: &DecoderShape, attention: Attention) -> u64 {
     let norms = cuda::norm_scratch((shape.rows(), shape.hidden), !shape.architecture.rms_norm);
     let balanced = shape.experts.filter(|experts| experts.balance.is_some());
     let shares = balanced.map_or(0, |experts| cuda::shares_scratch(shape.tokens(), experts.count));
-    rows.max(gains).max(norms).max(shares).max(library_scratch(attention, shape))
+    let delta = shape.delta.map_or(0, |delta| {
+        cuda::delta_scratch(shape.tokens(), delta.heads(shape.tp_size, shape.seq_len), delta.taps)
+    });
+    rows.max(gains).max(norms).max(shares).max(delta).max(library_scratch(attention, shape))
 }
 
 /// Most bytes that a GPU of `config` can hold; `None` if the real GPUs cannot be examined.

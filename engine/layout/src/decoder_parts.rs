@@ -1,13 +1,13 @@
 //! Parts and kinds of layers of the decoder that a config describes.
 
-use config::layer_pattern::{UNROTATED, WINDOWED};
-use config::{Adapter, EXPERT_MATRICES, Family, ModelConfig, RopeConfig, decimal};
+use config::layer_pattern::{DELTA, UNROTATED, WINDOWED};
+use config::{Adapter, DeltaNetConfig, EXPERT_MATRICES, Family, ModelConfig, RopeConfig, decimal};
 use device::{Dtype, Gate};
 use half::{bf16, f16};
 use std::sync::Arc;
 use tensor_parallel::{
-    AdapterShape, AdapterTargets, Architecture, Balance, ExpertsShape, LayerKind, NormPlace,
-    QkNorm, Rope, RopeScaling, SigmoidShape, TrainedParams,
+    AdapterShape, AdapterTargets, Architecture, Balance, DeltaShape, ExpertsShape, LayerKind,
+    NormPlace, QkNorm, Rope, RopeScaling, SigmoidShape, TrainedParams,
 };
 
 /// Choice of the decoder's parts. `dtype`: storage type of its parameters.
@@ -36,6 +36,7 @@ pub fn architecture(m: &ModelConfig, dtype: Dtype) -> Architecture {
             (true, true) => Some(QkNorm::Width),
         },
         attention_sinks: m.attention_sinks,
+        output_gate: m.output_gate,
         gate: Some(match m.gate {
             config::Gate::Silu => Gate::Silu,
             config::Gate::Gelu => Gate::Gelu,
@@ -82,9 +83,10 @@ pub fn layer_kinds(m: &ModelConfig, seq_len: usize) -> LayerKinds {
     let rope = |of: &RopeConfig| rotary.then(|| rope(of, m.head_dim, seq_len));
     let (full, windowed) = (rope(&m.rope), rope(&m.window_rope));
     let kind = |letter| match letter {
-        WINDOWED => LayerKind { window: m.window, rope: windowed.clone(), experts: false },
+        WINDOWED => LayerKind { window: m.window, rope: windowed.clone(), ..LayerKind::PLAIN },
         UNROTATED => LayerKind::PLAIN,
-        _ => LayerKind { window: None, rope: full.clone(), experts: false },
+        DELTA => LayerKind { delta: true, ..LayerKind::PLAIN },
+        _ => LayerKind { rope: full.clone(), ..LayerKind::PLAIN },
     };
     let mut kinds: Vec<LayerKind> = Vec::new();
     let index_of = |(layer, letter)| {
@@ -98,6 +100,13 @@ pub fn layer_kinds(m: &ModelConfig, seq_len: usize) -> LayerKinds {
     };
     let layer_kinds = m.layer_letters().enumerate().map(index_of).collect();
     LayerKinds { kinds, layer_kinds }
+}
+
+/// The gated delta net of the layers that have one.
+pub(crate) fn delta_net(m: &ModelConfig) -> Option<DeltaShape> {
+    let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, taps } =
+        *m.delta_net.as_ref()?;
+    Some(DeltaShape { key_heads, value_heads, key_dim, value_dim, taps })
 }
 
 /// The experts of the layers that have some.
@@ -262,6 +271,22 @@ mod tests {
         assert_eq!(layer_kinds, [0, 0, 1, 0, 0, 1]);
         assert!(kinds[0].rope.is_some() && kinds[1].rope.is_none());
         assert_eq!(super::layer_kinds(&model(""), 64).kinds.len(), 1);
+    }
+
+    #[test]
+    fn layers_with_a_gated_delta_net_do_not_rotate() {
+        let m = model(
+            "layer_pattern: \"DDDF\", delta_net: (key_heads: 4, value_heads: 8, value_dim: 64), output_gate: true",
+        );
+        let LayerKinds { kinds, layer_kinds } = layer_kinds(&m, 64);
+        assert_eq!(layer_kinds, [0, 0, 0, 1, 0, 0]);
+        let of = kinds.iter().map(|kind| (kind.delta, kind.rope.is_some()));
+        assert_eq!(of.collect::<Vec<_>>(), [(true, false), (false, true)]);
+        let (key_heads, value_heads, key_dim, value_dim, taps) = (4, 8, 128, 64, 4);
+        let expected = DeltaShape { key_heads, value_heads, key_dim, value_dim, taps };
+        assert_eq!(delta_net(&m), Some(expected));
+        assert!(architecture(&m, Dtype::F32).output_gate);
+        assert_eq!(delta_net(&model("")), None);
     }
 
     #[test]

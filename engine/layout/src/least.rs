@@ -3,6 +3,7 @@
 
 use crate::LocalMachine;
 use crate::build::{LayoutBuilder, RankLayout, device_limit};
+use config::layer_pattern::DELTA;
 use config::{Activations, Config, DeviceConfig, ParameterPlace, Placement, Transfer, UpdateMode};
 use device::Arena;
 use tensor_parallel::Ring;
@@ -27,18 +28,22 @@ const ROUNDING: u64 = 3 * 256;
 /// Least number of blocks in a ring, if the config gives no number.
 const LEAST_RING: usize = 2;
 
-/// Numbers of blocks of each form.
+/// Numbers of blocks of each form. A model with gated delta nets has no experts.
 #[derive(Clone, Copy)]
 struct BlockCounts {
-    /// Blocks with one MLP.
+    /// Blocks with one MLP, or with attention.
     dense: usize,
-    /// Blocks with experts.
+    /// Blocks with experts, or with a gated delta net.
     sparse: usize,
 }
 
 impl BlockCounts {
     fn of(config: &Config) -> Self {
         let m = &config.model;
+        if m.delta_net.is_some() {
+            let sparse = m.layer_letters().filter(|letter| *letter == DELTA).count();
+            return Self { dense: m.layers - sparse, sparse };
+        }
         let sparse = m
             .experts
             .as_ref()
@@ -100,7 +105,11 @@ fn of_form(form: &Config, config: &Config, machine: &LocalMachine) -> Vec<LeastB
     let with = |blocks: BlockCounts, sum| {
         let mut few = form.clone();
         few.model.layers = blocks.dense + blocks.sparse;
-        if let Some(experts) = &mut few.model.experts {
+        if few.model.delta_net.is_some() {
+            let attention = form.model.layer_letters().filter(|letter| *letter != DELTA);
+            let delta = std::iter::repeat_n(DELTA, blocks.sparse);
+            few.model.layer_pattern = attention.take(blocks.dense).chain(delta).collect();
+        } else if let Some(experts) = &mut few.model.experts {
             experts.dense_layers = (0..blocks.dense).collect();
         }
         if has_tiers {

@@ -1,5 +1,6 @@
 //! The program of the start-up proof: a micro-batch through one block and the head, forward and
-//! backward, with the widths of the model and a few tokens.
+//! backward, with the widths of the model and a few tokens. If some blocks have gated delta nets, the
+//! program has one block of each kind.
 
 use config::{Config, Packing};
 use device::Lane::{Compute, D2h, H2d};
@@ -32,7 +33,8 @@ pub(super) struct ProofProgram {
     scale: Tensor,
 }
 
-/// The shape of the program: one block of the model, with fewer tokens. A long sample keeps its
+/// The shape of the program: one block of the model, or one with attention and one with a gated delta
+/// net, with fewer tokens. A long sample keeps its
 /// remainder after whole tiles, unless sequence parallelism or fp8 needs another multiple.
 pub(super) fn cut(whole: &DecoderShape) -> DecoderShape {
     let tiles = 2 * TILE + whole.seq_len % TILE;
@@ -49,9 +51,14 @@ pub(super) fn cut(whole: &DecoderShape) -> DecoderShape {
     let has_runs = whole.tokens() > whole.head_rows;
     // A block with experts has all kernels of the others, but for those of one MLP.
     let first = whole.layer_kinds.iter().find(|kind| whole.kinds[**kind].experts);
-    let layer_kinds = first.map_or_else(|| whole.layer_kinds.clone(), |kind| vec![*kind]);
+    let of = |delta| whole.layer_kinds.iter().find(|kind| whole.kinds[**kind].delta == delta);
+    let (layers, layer_kinds) = match (first, of(false), of(true)) {
+        (Some(kind), ..) => (1, vec![*kind]),
+        (None, Some(attention), Some(delta)) => (2, vec![*attention, *delta]),
+        _ => (1, whole.layer_kinds.clone()),
+    };
     DecoderShape {
-        layers: 1,
+        layers,
         layer_kinds,
         seq_len,
         micro_batch,
@@ -81,7 +88,7 @@ impl ProofProgram {
             let layout = &decoder.segments()[decoder.segment(role)];
             let at = (Arena::Device, "gradient buckets");
             let name = format!("{}.bucket", layout.name);
-            let is_used = [Block(0), FinalNorm, head].contains(&role);
+            let is_used = matches!(role, Block(_) | FinalNorm) || role == head;
             is_used.then(|| plan.tensor(at, name, shape.dtype, (1, layout.padded)))
         };
         let buckets = decoder.segment_roles().map(bucket).collect();
@@ -135,14 +142,19 @@ impl ProofProgram {
         decoder.reset_expert_loads(dev);
         decoder.embed(dev, &pass, &tensors);
         let mut copies = decoder.activation_copies();
-        decoder.block_forward(dev, &pass, 0, &mut copies);
+        let layers = self.shape().layers;
+        (0..layers).for_each(|layer| decoder.block_forward(dev, &pass, layer, &mut copies));
         let buckets =
             HeadBuckets { final_norm: self.bucket(FinalNorm), head: self.bucket(decoder.head()) };
         let loss = LossTensors { loss: self.loss, scale: self.scale };
         decoder.loss_backward(dev, &pass, &tensors, loss, buckets);
-        let (mut input, bucket) = (Event::default(), self.bucket(Block(0)));
+        let mut input = Event::default();
         decoder.begin_backward(dev, &(0..1), &mut copies);
-        decoder.block_backward(dev, &pass, 0, bucket, &mut input, &mut copies);
+        for layer in (0..layers).rev() {
+            let bucket = self.bucket(Block(layer));
+            decoder.block_backward(dev, &pass, layer, bucket, &mut input, &mut copies);
+        }
+        let bucket = self.bucket(Block(0));
         // It completes the gradient of a projection that is the token table.
         if decoder.head() == Embedding {
             decoder.embed_backward(dev, &pass, &tensors, self.bucket(Embedding));
@@ -214,6 +226,10 @@ impl ParamValues {
         let (centre, spread) = match param.init {
             Init::Normal(deviation) => (0.0, deviation * 3f64.sqrt()),
             Init::Constant(value) => (value, 0.1),
+            Init::LogUniform { low, high } => {
+                let [low, high] = [low, high].map(f64::ln);
+                (f64::midpoint(low, high), (high - low) / 2.0)
+            }
         };
         Self { key, centre: centre as f32, spread: spread as f32 }
     }
@@ -262,6 +278,16 @@ mod tests {
         assert_eq!(rows(&[&split[..], &length].concat()), (2, 192));
         // A sample of one tile is too short for it.
         assert_eq!(rows(&[&split[..], &["model.seq_len=48"]].concat()), (4, 48));
+    }
+
+    #[test]
+    fn a_program_has_a_block_with_attention_and_one_with_a_gated_delta_net() {
+        let net = "model.delta_net=(key_heads: 2, value_heads: 4)";
+        let both = cut(&shape(&["model.layer_pattern=DDF", net]));
+        let kinds: Vec<bool> = (0..both.layers).map(|layer| both.kind(layer).delta).collect();
+        assert_eq!(kinds, [false, true]);
+        let all = cut(&shape(&["model.layer_pattern=D", net]));
+        assert_eq!((all.layers, all.kind(0).delta), (1, true));
     }
 
     #[test]

@@ -53,6 +53,13 @@ impl InitialParameters {
                 (None, Init::Normal(deviation)) => {
                     normals(source.stream, global as u64, deviation, values);
                 }
+                (None, Init::LogUniform { low, high }) => {
+                    for (i, value) in values.iter_mut().enumerate() {
+                        let bits = random::bits32(source.stream, (global + i) as u64);
+                        let share = f64::from(bits) / 2f64.powi(32);
+                        *value = (low + (high - low) * share).ln() as f32;
+                    }
+                }
             }
             Ok::<(), Infallible>(())
         });

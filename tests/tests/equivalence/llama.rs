@@ -26,7 +26,8 @@ use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tensor_parallel::DecoderShape;
-use tensors::{CORRECTION, IDLE, is_stack, load, names_of_weights, stack_of, theirs};
+use tensors::{CORRECTION, IDLE, is_joined_in_qwen, is_stack, load};
+use tensors::{names_of_weights, stack_of, theirs};
 use tests::compare::full;
 use tests::pass::{Fixture, PassInputs, PassResult, pass, widened, worst};
 use tests::{config, dataset_of_windows, lay_out};
@@ -39,7 +40,7 @@ const MASKED_B: usize = 24;
 const SEED: u64 = 7;
 const V: usize = 61;
 
-const MODELS: [&str; 22] = [
+const MODELS: [&str; 23] = [
     "llama3",
     "llama-linear",
     "mistral",
@@ -62,6 +63,7 @@ const MODELS: [&str; 22] = [
     "glm4-moe",
     "glm4-air",
     "gpt-oss",
+    "qwen3-5",
 ];
 
 /// Models whose experts have no width for GPUs: these are multiples of 8 on each rank.
@@ -138,7 +140,10 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
             let difference = (loss - fixture.get("loss")[0]).abs();
             assert!(difference < 1e-6, "{model} {sets:?}: the loss is {difference:e} off");
             let joined = |name: &str| {
-                name.contains("qkv_proj") || name.contains("gate_up_proj") || is_stack(name)
+                name.contains("qkv_proj")
+                    || name.contains("gate_up_proj")
+                    || is_stack(name)
+                    || model == "qwen3-5" && is_joined_in_qwen(name)
             };
             let known = |name: &&String| name.starts_with("grad.") && !joined(name);
             let known = fixture.0.keys().filter(known).count();
@@ -214,6 +219,7 @@ fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
         "qwen3-moe",
         "glm4-moe",
         "gpt-oss",
+        "qwen3-5",
     ];
     let used = |model: &&str| {
         let fits = !NOT_ON_GPUS.contains(model);
@@ -358,8 +364,17 @@ fn weights(model: &str, sets: &[&str]) -> Vec<u8> {
 #[test]
 fn when_and_where_the_update_runs_changes_no_bit() {
     // From the third on they have two kinds of layers, or experts.
-    for model in ["qwen3", "qwen2", "gemma3", "olmo3", "qwen3-moe", "olmoe", "glm4-moe", "gpt-oss"]
-    {
+    for model in [
+        "qwen3",
+        "qwen2",
+        "gemma3",
+        "olmo3",
+        "qwen3-moe",
+        "olmoe",
+        "glm4-moe",
+        "gpt-oss",
+        "qwen3-5",
+    ] {
         let some = |mode, more: &[&str]| {
             let base = ["batch.micro=2", "recompute=Block", mode, "parallel.tensor=2"];
             weights(model, &[&base, more].concat())
@@ -473,7 +488,7 @@ fn a_folder_goes_back_as_it_came() {
                 m.layer_pattern.clone(),
                 m.window,
                 m.tied,
-                (m.qk_norm, m.experts.clone()),
+                (m.qk_norm, m.experts.clone(), m.delta_net.clone(), m.output_gate),
             )
         };
         assert_eq!(shape_of(&again), shape_of(&config.model), "{model}");

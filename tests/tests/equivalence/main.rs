@@ -3,6 +3,7 @@
 mod adapters;
 mod bits;
 mod chat_templates;
+mod delta;
 mod experts;
 mod hugging_face;
 mod layouts;

@@ -58,6 +58,7 @@ fn shape((tp_size, dp_size, sequence): (usize, usize, bool)) -> DecoderShape {
         vocab: V,
         ffn_hidden: 4 * C,
         experts: None,
+        delta: None,
         micro_batch: B / dp_size,
         tp_size,
         sequence,

@@ -68,9 +68,11 @@ const FP8: RunDistance = RunDistance { loss: 3e-2, norm: 9e-2, weights: 2.5e-2 }
 const FP8_OF_ADAPTERS: RunDistance = RunDistance { weights: 7e-2, ..FP8 };
 /// Name of the feature of adapters.
 const ADAPTERS: &str = "adapters";
+/// Name of the feature of gated delta nets.
+const DELTA: &str = "gated delta nets";
 
 /// All features. The features with the effect `Library` are the last.
-pub(super) static FEATURES: [Feature; 33] = [
+pub(super) static FEATURES: [Feature; 34] = [
     feature("fp16", &["precision=Fp16"], &["loss_scale.initial=1024.0"], Rounding(FP16)),
     feature("bf16", &["precision=Bf16"], &[], Rounding(BF16)),
     feature("fp8", &["precision=Fp8"], &["model.hidden=64"], Rounding(FP8)),
@@ -106,6 +108,16 @@ pub(super) static FEATURES: [Feature; 33] = [
         Experiment,
     ),
     feature(ADAPTERS, &["adapter=Lora(rank: 4, alpha: 4)"], &[], Experiment),
+    feature(
+        DELTA,
+        &[
+            "model.layer_pattern=DFD",
+            "model.delta_net=(key_heads: 2, value_heads: 4, key_dim: 8, value_dim: 6, taps: 3)",
+            "model.output_gate=true",
+        ],
+        &["model.family=Llama"],
+        Experiment,
+    ),
     feature("serial update", &["offload.update=Serial"], &[], Place),
     feature(
         "speculative update",
@@ -188,6 +200,11 @@ pub(super) const REFUSALS: &[([&str; 2], &str)] = &[
     (["fp8", "experts"], "onebox has no fp8 matmuls of experts"),
     (["fp8", SIGMOID], "onebox has no fp8 matmuls of experts"),
     (["fp8", SINKS], "onebox has no fp8 matmuls of experts"),
+    (["fp8", DELTA], "onebox has no fp8 matmuls of gated delta nets"),
+    (["experts", DELTA], "onebox has no experts in models with gated delta nets"),
+    ([SIGMOID, DELTA], "onebox has no experts in models with gated delta nets"),
+    ([SINKS, DELTA], "onebox has no experts in models with gated delta nets"),
+    ([ADAPTERS, DELTA], "onebox has no adapters of models with gated delta nets"),
     ([ADAPTERS, BLOCKING], "frozen weights have no blocking transfers"),
     ([BLOCKING, "activation tiers"], "activations move to the host beside other blocks"),
     (["selective recomputation", "activation tiers"], "no block is recomputed"),
@@ -210,8 +227,9 @@ pub(super) struct NamedTest {
 }
 
 /// Pairs that tests of other targets cover. `MODELS` there has models with windows, with layers
-/// without rotary positions, with experts of each kind, and with sinks of attention.
-pub(super) static TESTS: [NamedTest; 16] = [
+/// without rotary positions, with experts of each kind, with sinks of attention, and with gated delta
+/// nets.
+pub(super) static TESTS: [NamedTest; 18] = [
     NamedTest {
         pair: ["packed documents", "layer kinds"],
         file: "tests/tests/equivalence/llama/packed.rs",
@@ -232,6 +250,18 @@ pub(super) static TESTS: [NamedTest; 16] = [
     },
     NamedTest {
         pair: ["padded documents", "experts"],
+        file: "tests/tests/equivalence/llama.rs",
+        function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
+        words: ["Corpus::of_documents", "MODELS"],
+    },
+    NamedTest {
+        pair: ["packed documents", DELTA],
+        file: "tests/tests/equivalence/llama/packed.rs",
+        function: "ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout",
+        words: ["Packing::Documents", "MODELS"],
+    },
+    NamedTest {
+        pair: ["padded documents", DELTA],
         file: "tests/tests/equivalence/llama.rs",
         function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
         words: ["Corpus::of_documents", "MODELS"],

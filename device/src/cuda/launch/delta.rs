@@ -61,6 +61,13 @@ pub(super) const fn delta_scratch_bytes(rows: usize, heads: DeltaHeads) -> u64 {
     4 * (v + d_r + states + keys) as u64
 }
 
+/// Largest scratch of the gradients of a gated delta net over `rows` rows, in bytes.
+pub(crate) fn delta_net_scratch_bytes(rows: usize, heads: DeltaHeads, taps: usize) -> u64 {
+    delta_scratch_bytes(rows, heads)
+        .max(convolution_scratch_bytes(rows, heads.columns() * taps))
+        .max(gated_norm_scratch_bytes(rows * heads.values, heads.value_dim))
+}
+
 /// Adds the arguments `DELTA_PARAMETERS` of delta.cu.
 fn delta_parameters(args: Args, heads: DeltaHeads, starts: u64) -> Args {
     let DeltaHeads { keys, values, key_dim, value_dim, seq_len } = heads;

@@ -282,6 +282,8 @@ fn gpt2(model: &ModelConfig, dtype: &str) -> Value {
         logit_cap: _,
         embedding_scale: _,
         residual_scale: _,
+        delta_net: _,
+        output_gate: _,
         logit_scale: _,
     } = model;
     let dropout = decimal(*dropout);

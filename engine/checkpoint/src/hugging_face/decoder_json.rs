@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use config::layer_pattern::{UNROTATED, WINDOWED};
+use config::layer_pattern::{DELTA, UNROTATED, WINDOWED};
 use config::transformers::{ModelClass, WINDOW};
 use config::{Balance, ExpertsConfig, Gate, ModelConfig, RopeConfig, RopeScaling, ScoreRule};
 use layout::build::decimal;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Classes for models without a folder, in the order in which they are tried.
-pub(super) const CLASSES: [ModelClass; 17] = [
+pub(super) const CLASSES: [ModelClass; 18] = [
     ModelClass::Llama,
     ModelClass::Qwen2,
     ModelClass::Qwen3,
@@ -30,6 +30,7 @@ pub(super) const CLASSES: [ModelClass; 17] = [
     ModelClass::Olmoe,
     ModelClass::Glm4Moe,
     ModelClass::GptOss,
+    ModelClass::Qwen35,
 ];
 
 /// Whether a class takes the size of the model's heads.
@@ -39,7 +40,8 @@ pub(super) const fn takes_heads(class: ModelClass, m: &ModelConfig) -> bool {
 }
 
 /// Keys of the kinds of layers.
-const LAYER_KEYS: [&str; 9] = [
+const LAYER_KEYS: [&str; 10] = [
+    "full_attention_interval",
     "sliding_window",
     "sliding_window_pattern",
     "_sliding_window_pattern",
@@ -167,6 +169,14 @@ fn part_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
             all["attention_bias"] = json!(m.qkv_bias);
             all["use_qk_norm"] = json!(m.qk_norm);
         }
+        ModelClass::Qwen35 => all["attention_bias"] = json!(false),
+    }
+    if let Some(delta) = m.delta_net.as_ref().filter(|_| class.has_delta_nets()) {
+        all["linear_num_key_heads"] = json!(delta.key_heads);
+        all["linear_num_value_heads"] = json!(delta.value_heads);
+        all["linear_key_head_dim"] = json!(delta.key_dim);
+        all["linear_value_head_dim"] = json!(delta.value_dim);
+        all["linear_conv_kernel_dim"] = json!(delta.taps);
     }
     let usual_heads = m.head_dim * m.heads == m.hidden;
     match class {
@@ -293,6 +303,7 @@ fn layer_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
     let types = || {
         let kind = |letter| match letter {
             WINDOWED => "sliding_attention",
+            DELTA => "linear_attention",
             _ => "full_attention",
         };
         json!(m.layer_letters().map(kind).collect::<Vec<_>>())
@@ -328,6 +339,7 @@ fn layer_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
             all["use_sliding_window"] = json!(false);
             all["sliding_window"] = json!(null);
         }
+        ModelClass::Qwen35 => all["layer_types"] = types(),
         ModelClass::Gpt2
         | ModelClass::Llama
         | ModelClass::Olmo2
@@ -365,7 +377,7 @@ fn rope_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
         }
         return;
     }
-    if m.rope.rotated_share < 1.0 || class == ModelClass::Glm4Moe {
+    if m.rope.rotated_share < 1.0 || matches!(class, ModelClass::Glm4Moe | ModelClass::Qwen35) {
         let share = json!(decimal(m.rope.rotated_share));
         all["partial_rotary_factor"] = share.clone();
         scaling.insert("partial_rotary_factor".into(), share);

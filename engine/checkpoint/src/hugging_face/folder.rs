@@ -4,7 +4,7 @@ use super::config_json::mismatches;
 use super::names::{
     CODES, HEAD, Names, StackPlace, bare, bare_in_wrapper, is_of_an_adapter, is_stack, layer_of,
 };
-use super::row_place::{RowPlace, Steps};
+use super::row_place::{RowPlace, RowRuns, Steps};
 use super::tensor_codes;
 use super::tensors::{missing, widen};
 use super::{CONFIG, FolderError, INDEX, WHOLE, transposed, weight_index};
@@ -72,6 +72,8 @@ pub(super) struct TensorPlace {
     pub(super) foreign: ForeignTensor,
     /// Number of the parameter's first element in the tensor, which may hold several parameters.
     first: usize,
+    /// The runs of its rows, if they are not adjacent.
+    runs: Option<RowRuns>,
     /// Shape of the parameter in onebox: (rows, columns).
     shape: (usize, usize),
     /// Whether the folder stores the tensor transposed.
@@ -92,6 +94,21 @@ impl TensorPlace {
     /// Whether the parameter is read as a whole: no part of it is a run of the tensor's numbers.
     pub(super) const fn is_read_whole(&self) -> bool {
         self.transposed || self.steps.is_some() || self.scales.is_some()
+    }
+
+    /// Runs of the tensor with the parameter's elements from `first` to `end`: number of the first
+    /// element in the tensor, and number of elements.
+    fn elements(&self, first: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
+        // Adjacent rows are one run.
+        let rows = self.runs.map_or(self.shape.0, |runs| runs.rows);
+        let stride = self.runs.map_or(0, |runs| runs.stride) * self.shape.1;
+        let (length, mut at) = (rows * self.shape.1, first);
+        std::iter::from_fn(move || {
+            let (run, offset) = (at / length.max(1), at % length.max(1));
+            let count = (length - offset).min(end - at);
+            at += count;
+            (count > 0).then_some((self.first + run * stride + offset, count))
+        })
     }
 }
 
@@ -160,8 +177,12 @@ impl Folder {
     /// Name of a tensor of the decoder without prefix; `None` for a tensor of another part.
     fn bare(&self, name: &str) -> Option<String> {
         let bare = if self.wrapper.is_some() { bare_in_wrapper(name)? } else { bare(name) };
-        Some(bare)
-            .filter(|bare| layer_of(bare).zip(self.layers).is_none_or(|(layer, of)| layer < of))
+        let is_other = |bare: &String| {
+            let others = self.class.other_parts();
+            others.iter().any(|part| bare.starts_with(part))
+                || layer_of(bare).zip(self.layers).is_some_and(|(layer, of)| layer >= of)
+        };
+        Some(bare).filter(|bare| !is_other(bare))
     }
 
     /// Refuses tensors that are only parts of the model's: adapters, and shards without elements.
@@ -347,6 +368,9 @@ impl Folder {
                 wanted[1..].reverse();
             }
         }
+        if names.has_middle(&param.name) {
+            wanted.insert(1, 1);
+        }
         if transposed {
             wanted.reverse();
         }
@@ -364,8 +388,9 @@ impl Folder {
         }
         let steps = stack.and_then(|stack| Steps::of(stack, param));
         let first = steps.map_or(joined.first * shape.1, |steps| steps.first);
-        let (foreign, expert) = (foreign.clone(), stack.map(|stack| stack.expert));
-        Ok(TensorPlace { foreign, first, shape, transposed, steps, scales: None, expert })
+        let expert = stack.map(|stack| stack.expert);
+        let (foreign, runs, scales) = (foreign.clone(), joined.runs, None);
+        Ok(TensorPlace { foreign, first, runs, shape, transposed, steps, scales, expert })
     }
 
     /// The place of a matrix of an expert in tensors of codes and scales, which are not transposed.
@@ -396,6 +421,7 @@ impl Folder {
         Ok(TensorPlace {
             foreign,
             first,
+            runs: None,
             shape,
             transposed: false,
             steps,
@@ -466,8 +492,24 @@ impl Folder {
         first: usize,
         out: &mut [f32],
     ) -> Result<(), FolderError> {
-        self.read_elements(&place.foreign, place.first + first, out)?;
+        self.read_runs(place, first, out)?;
         self.check_finite(place, out)
+    }
+
+    /// Reads elements of a parameter from element `first` on, in the order of the file.
+    fn read_runs(
+        &self,
+        place: &TensorPlace,
+        first: usize,
+        out: &mut [f32],
+    ) -> Result<(), FolderError> {
+        let (end, mut left) = (first + out.len(), out);
+        for (at, count) in place.elements(first, end) {
+            let (part, rest) = left.split_at_mut(count);
+            self.read_elements(&place.foreign, at, part)?;
+            left = rest;
+        }
+        Ok(())
     }
 
     fn check_finite(&self, place: &TensorPlace, values: &[f32]) -> Result<(), FolderError> {
@@ -504,10 +546,13 @@ impl Folder {
         let mut values = vec![0.0; run];
         let parts = values.par_chunks_mut(AT_ONCE / 4).enumerate();
         let read = |(i, part): (usize, &mut [f32])| {
-            let first = place.first + i * (AT_ONCE / 4);
-            match &place.scales {
-                Some(scales) => self.read_codes([&place.foreign, scales], first, part),
-                None => self.read_elements(&place.foreign, first, part),
+            let offset = i * (AT_ONCE / 4);
+            match (&place.scales, place.steps) {
+                (Some(scales), _) => {
+                    self.read_codes([&place.foreign, scales], place.first + offset, part)
+                }
+                (None, Some(_)) => self.read_elements(&place.foreign, place.first + offset, part),
+                (None, None) => self.read_runs(place, offset, part),
             }
         };
         parts.try_for_each(read)?;

@@ -15,12 +15,19 @@ pub(super) enum Names {
     Llama {
         /// Places of the norms, which have other names in each place.
         norms: NormPlace,
-        /// Whether q, k and v are one tensor, and gate and up are one (Phi-3).
-        fused: bool,
+        /// Parameters that are the rows of one tensor.
+        fused: &'static [Fusion],
+        /// Number of the heads whose queries and gates of the output alternate in one tensor
+        /// (Qwen3.5). `None`: the output has no gate.
+        gated_heads: Option<usize>,
         /// Experts of the layers that have them.
         experts: Option<ExpertNames>,
     },
 }
+
+/// Parameters of onebox that are the rows of one tensor of transformers: the parts of their names,
+/// from above, and the part of its name.
+type Fusion = (&'static [&'static str], &'static str);
 
 /// Form of the experts of a layer in a folder, and their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +75,7 @@ const GPT2: [(&str, &str); 4] = [
     (".mlp.fc.", ".mlp.c_fc."),
     (".mlp.proj.", ".mlp.c_proj."),
 ];
-const LLAMA: [(&str, &str); 10] = [
+const LLAMA: [(&str, &str); 17] = [
     (".attn.sinks", ".self_attn.sinks"),
     (".attn.q.", ".self_attn.q_proj."),
     (".attn.k.", ".self_attn.k_proj."),
@@ -79,6 +86,13 @@ const LLAMA: [(&str, &str); 10] = [
     (".mlp.gate.", ".mlp.gate_proj."),
     (".mlp.up.", ".mlp.up_proj."),
     (".mlp.proj.", ".mlp.down_proj."),
+    (".delta.z.", ".linear_attn.in_proj_z."),
+    (".delta.b.", ".linear_attn.in_proj_b."),
+    (".delta.a.", ".linear_attn.in_proj_a."),
+    (".delta.a_log", ".linear_attn.A_log"),
+    (".delta.dt_bias", ".linear_attn.dt_bias"),
+    (".delta.norm.", ".linear_attn.norm."),
+    (".delta.proj.", ".linear_attn.out_proj."),
 ];
 /// Norms before attention and before the MLP.
 const NORMS_BEFORE: [(&str, &str); 2] =
@@ -96,11 +110,21 @@ const NORMS_AFTER: [(&str, &str); 2] = [
     (".ln_1_post.", ".post_attention_layernorm."),
     (".ln_2_post.", ".post_feedforward_layernorm."),
 ];
-/// Parameters of onebox that are the rows of one tensor of transformers, from above.
-const FUSED: [(&[&str], &str); 2] = [
+/// Joined tensors of Phi-3.
+const OF_PHI3: [Fusion; 2] = [
     (&[".attn.q.", ".attn.k.", ".attn.v."], ".self_attn.qkv_proj."),
     (&[".mlp.gate.", ".mlp.up."], ".mlp.gate_up_proj."),
 ];
+/// Joined tensors of Qwen3.5.
+const OF_QWEN35: [Fusion; 3] = [
+    (&[".delta.q.", ".delta.k.", ".delta.v."], ".linear_attn.in_proj_qkv."),
+    (&[".delta.conv_q.", ".delta.conv_k.", ".delta.conv_v."], CONVOLUTION),
+    (&[".attn.q.", ".attn.gate."], GATED_QUERIES),
+];
+/// Part of the name of the weights of a convolution, which have a dimension of 1 in the middle.
+const CONVOLUTION: &str = ".linear_attn.conv1d.";
+/// Part of the name of queries and gates of the output, which alternate by heads.
+const GATED_QUERIES: &str = ".self_attn.q_proj.";
 
 /// Matrices of an expert: name in onebox, in most classes, and in Mixtral.
 const EXPERT: [[&str; 3]; 3] =
@@ -177,7 +201,12 @@ impl Names {
         };
         Self::Llama {
             norms: parts.norm_place,
-            fused: class.fuses_projections(),
+            fused: match class {
+                class if class.has_delta_nets() => &OF_QWEN35,
+                class if class.fuses_projections() => &OF_PHI3,
+                _ => &[],
+            },
+            gated_heads: parts.output_gate.then_some(shape.heads),
             experts: shape.experts.map(|experts| ExpertNames { form, count: experts.count }),
         }
     }
@@ -237,11 +266,25 @@ impl Names {
     /// The fused tensor with the parameter `name`: the parts of names of its parameters, the part
     /// of `name` among them, and its own part.
     fn fused(self, name: &str) -> Option<(&'static [&'static str], &'static str, &'static str)> {
-        let Self::Llama { fused: true, .. } = self else { return None };
-        FUSED.into_iter().find_map(|(parts, theirs)| {
+        let Self::Llama { fused, .. } = self else { return None };
+        fused.iter().find_map(|(parts, theirs)| {
             let own = parts.iter().find(|part| name.contains(**part))?;
-            Some((parts, *own, theirs))
+            Some((*parts, *own, *theirs))
         })
+    }
+
+    /// Number of runs into which the rows of the parameter `name` are cut in its tensor, where the
+    /// runs of several parameters alternate; 1 if its rows are adjacent.
+    pub(super) fn runs_of(self, name: &str) -> usize {
+        match (self, self.fused(name)) {
+            (Self::Llama { gated_heads: Some(heads), .. }, Some((_, _, GATED_QUERIES))) => heads,
+            _ => 1,
+        }
+    }
+
+    /// Whether the tensor with the parameter `name` has a dimension of 1 after its rows.
+    pub(super) fn has_middle(self, name: &str) -> bool {
+        matches!(self.fused(name), Some((_, _, CONVOLUTION)))
     }
 
     /// Names of the parameters whose rows are one tensor in transformers, from above; `name` is one

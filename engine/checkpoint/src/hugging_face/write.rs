@@ -180,12 +180,14 @@ struct ExportTensor {
 /// Origin of a tensor's values.
 enum TensorValues {
     /// Rows of the parameters with these numbers, from above. `format`: their number format.
-    /// `alternating`: number of parameters whose elements alternate, in the transposed order.
+    /// `alternating`: number of parameters whose elements alternate, in the transposed order. The rows
+    /// of each are cut into `runs` runs, which alternate.
     Parameters {
         numbers: Vec<usize>,
         transposed: bool,
         alternating: Option<usize>,
         format: Numbers,
+        runs: usize,
     },
     /// Bytes of a tensor that the run did not train, by its number.
     Untrained(usize),
@@ -281,12 +283,16 @@ fn joined(
             }
         }
         let alternating = stack.filter(|stack| stack.interleaved).map(|stack| stack.parts);
+        if names.has_middle(&param.name) {
+            shape.insert(1, 1);
+        }
         let (_, transposed) = names.foreign(&param.name);
         if transposed {
             shape.reverse();
         }
+        let runs = names.runs_of(&param.name);
         let format = format_of(&param.name, format);
-        let values = TensorValues::Parameters { numbers, transposed, alternating, format };
+        let values = TensorValues::Parameters { numbers, transposed, alternating, format, runs };
         tensors.push(ExportTensor { name: whole(number), shape, values });
     }
     tensors
@@ -390,9 +396,9 @@ fn write_part(
         file.write_all(bytes).map_err(&failed)
     };
     for tensor in tensors {
-        let (rows, is_transposed, parts, format) = match &tensor.values {
-            TensorValues::Parameters { numbers, transposed, alternating, format } => {
-                (numbers, *transposed, *alternating, *format)
+        let (rows, is_transposed, parts, format, runs) = match &tensor.values {
+            TensorValues::Parameters { numbers, transposed, alternating, format, runs } => {
+                (numbers, *transposed, *alternating, *format, *runs)
             }
             TensorValues::Untrained(number) => {
                 let (source, untrained) = content.untrained(*number);
@@ -400,6 +406,24 @@ fn write_part(
                 continue;
             }
         };
+        let mut write_values = |values: &[f32]| {
+            values.chunks(1 << 12).try_for_each(|part| {
+                let mut bytes = Vec::with_capacity(4 * part.len());
+                part.iter().for_each(|x| format.write(*x, &mut bytes));
+                write(&bytes)
+            })
+        };
+        if runs > 1 {
+            let all = rows.iter().map(|number| parameters.values(*number));
+            let all = all.collect::<Result<Vec<_>, _>>()?;
+            for run in 0..runs {
+                for values in &all {
+                    let each = values.len() / runs;
+                    write_values(&values[run * each..(run + 1) * each])?;
+                }
+            }
+            continue;
+        }
         for numbers in rows.chunks(parts.unwrap_or(1)) {
             let size = parameters.params[numbers[0]].global;
             let all = numbers.iter().map(|number| parameters.values(*number));
@@ -409,11 +433,7 @@ fn write_part(
                 None if is_transposed => transposed(&all[0], size),
                 None => all.into_iter().next().unwrap_or_default(),
             };
-            for part in values.chunks(1 << 12) {
-                let mut bytes = Vec::with_capacity(4 * part.len());
-                part.iter().for_each(|x| format.write(*x, &mut bytes));
-                write(&bytes)?;
-            }
+            write_values(&values)?;
         }
     }
     file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&failed)?;

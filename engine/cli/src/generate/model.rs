@@ -211,7 +211,7 @@ pub(super) mod tests {
     use layout::LocalMachine;
     use std::path::{Path, PathBuf};
 
-    const FOLDERS: [&str; 14] = [
+    const FOLDERS: [&str; 15] = [
         "gpt2",
         "llama3",
         "llama-linear",
@@ -226,6 +226,7 @@ pub(super) mod tests {
         "phi3",
         "granite",
         "gpt-oss",
+        "qwen3-5",
     ];
 
     /// Folder of the model `name` of the fixtures, and a config of it.
@@ -305,7 +306,7 @@ pub(super) mod tests {
 
     #[test]
     fn texts_beside_each_other_change_no_bit() {
-        for name in ["gpt2", "qwen3"] {
+        for name in ["gpt2", "qwen3", "qwen3-5"] {
             let (mut together, mut alone) = (open(name, 3), open(name, 1));
             let texts = [text(1), text(2), text(3)];
             let lengths = |step: usize| [2 + step, 5 + step, 9 + step];

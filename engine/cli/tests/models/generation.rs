@@ -47,7 +47,7 @@ fn greedy_of_transformers(model: &str) -> [Vec<i32>; 2] {
 /// A prompt is as long as a window, or longer.
 #[test]
 fn a_greedy_text_is_that_of_transformers_beyond_the_window() {
-    const MODELS: [&str; 11] = [
+    const MODELS: [&str; 12] = [
         "gemma2",
         "gemma3",
         "mistral-window",
@@ -59,6 +59,7 @@ fn a_greedy_text_is_that_of_transformers_beyond_the_window() {
         "granite",
         "seed-oss",
         "qwen3-window",
+        "qwen3-5",
     ];
     let folder = Folder::new();
     for name in MODELS {

@@ -23,11 +23,12 @@ pub enum ModelClass {
     Olmoe,
     Glm4Moe,
     GptOss,
+    Qwen35,
 }
 
 impl ModelClass {
     /// All classes.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Gpt2,
         Self::Llama,
         Self::Mistral,
@@ -47,6 +48,7 @@ impl ModelClass {
         Self::Olmoe,
         Self::Glm4Moe,
         Self::GptOss,
+        Self::Qwen35,
     ];
 
     /// Value of `model_type`.
@@ -71,6 +73,7 @@ impl ModelClass {
             Self::Olmoe => "olmoe",
             Self::Glm4Moe => "glm4_moe",
             Self::GptOss => "gpt_oss",
+            Self::Qwen35 => "qwen3_5_text",
         }
     }
 
@@ -96,6 +99,7 @@ impl ModelClass {
             Self::Olmoe => ["OlmoeForCausalLM", "OlmoeModel"],
             Self::Glm4Moe => ["Glm4MoeForCausalLM", "Glm4MoeModel"],
             Self::GptOss => ["GptOssForCausalLM", "GptOssModel"],
+            Self::Qwen35 => ["Qwen3_5ForCausalLM", "Qwen3_5TextModel"],
         }
     }
 
@@ -115,6 +119,25 @@ impl ModelClass {
         matches!(self, Self::Glm4Moe)
     }
 
+    /// Beginnings of the names of tensors that folders of the class may have, and that are no part of
+    /// the decoder: layers that predict several tokens (MTP), and a vision tower.
+    pub const fn other_parts(self) -> &'static [&'static str] {
+        match self {
+            Self::Qwen35 => &["mtp.", "visual."],
+            _ => &[],
+        }
+    }
+
+    /// Whether layers of the class may have a gated delta net in the place of attention.
+    pub const fn has_delta_nets(self) -> bool {
+        matches!(self, Self::Qwen35)
+    }
+
+    /// Whether norms of the class multiply by 1 + their gain.
+    pub const fn offsets_gains(self) -> bool {
+        self.is_gemma() || self.has_delta_nets()
+    }
+
     /// Whether the class is one of Gemma.
     pub const fn is_gemma(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
@@ -127,17 +150,19 @@ impl ModelClass {
 pub enum WrapperClass {
     Gemma3,
     Mistral3,
+    Qwen35,
 }
 
 impl WrapperClass {
     /// All classes.
-    pub const ALL: [Self; 2] = [Self::Gemma3, Self::Mistral3];
+    pub const ALL: [Self; 3] = [Self::Gemma3, Self::Mistral3, Self::Qwen35];
 
     /// Value of `model_type`.
     pub const fn model_type(self) -> &'static str {
         match self {
             Self::Gemma3 => "gemma3",
             Self::Mistral3 => "mistral3",
+            Self::Qwen35 => "qwen3_5",
         }
     }
 
@@ -146,6 +171,7 @@ impl WrapperClass {
         match self {
             Self::Gemma3 => ["Gemma3ForConditionalGeneration", "Gemma3Model"],
             Self::Mistral3 => ["Mistral3ForConditionalGeneration", "Mistral3Model"],
+            Self::Qwen35 => ["Qwen3_5ForConditionalGeneration", "Qwen3_5Model"],
         }
     }
 
@@ -154,6 +180,7 @@ impl WrapperClass {
         match self {
             Self::Gemma3 => &[ModelClass::Gemma3],
             Self::Mistral3 => &[ModelClass::Mistral, ModelClass::Ministral3],
+            Self::Qwen35 => &[ModelClass::Qwen35],
         }
     }
 }

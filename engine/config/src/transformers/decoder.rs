@@ -6,8 +6,10 @@ use super::keys::{Keys, Number, SCALES};
 use super::layers::{LayerLetters, layer_letters};
 use super::rope::{RopeContext, Ropes, ropes, unscaled_queries};
 use super::{FolderModel, HEADS, HIDDEN, INNER, LAYERS, TOKENS, plain};
+use crate::layer_pattern::DELTA;
 use crate::layer_pattern::shortest;
-use crate::{Family, Gate, ModelConfig, NormPlace};
+use crate::{DeltaNetConfig, Family, Gate, ModelConfig, NormPlace};
+use device::{MOST_TAPS, WIDEST_DELTA_KEY};
 use files::foreign_text::foreign;
 use files::json::shown;
 use serde_json::{Value, json};
@@ -80,6 +82,7 @@ impl ClassDefaults {
             | ModelClass::Glm4Moe
             | ModelClass::GptOss => Self { norm_eps: 1e-5, ..others },
             ModelClass::SmolLm3 => Self { tied: true, ..others },
+            ModelClass::Qwen35 => Self { head_dim: Some(256), ..others },
             ModelClass::Gpt2
             | ModelClass::Llama
             | ModelClass::Mistral
@@ -114,6 +117,7 @@ pub(super) fn decoder(keys: &mut Keys, class: ModelClass) -> FolderModel {
     let ffn_hidden = keys.whole("intermediate_size", INNER);
     let experts = experts(keys, class, layers, ffn_hidden);
     let qk_norm = norms_queries(keys, class);
+    let delta_net = delta_net(keys, class).filter(|_| letters.contains(&DELTA));
     let model = ModelConfig {
         family: Family::Llama,
         layers,
@@ -131,13 +135,15 @@ pub(super) fn decoder(keys: &mut Keys, class: ModelClass) -> FolderModel {
         layer_pattern: shortest(&letters),
         window,
         window_rope: windowed,
+        delta_net,
         tied: keys.flag("tie_word_embeddings", usual.tied),
         qkv_bias,
         proj_bias,
         qk_norm,
         qk_norm_width: matches!(class, ModelClass::Olmo2 | ModelClass::Olmo3 | ModelClass::Olmoe),
         attention_sinks: class == ModelClass::GptOss,
-        norm_offset: class.is_gemma(),
+        output_gate: class.has_delta_nets(),
+        norm_offset: class.offsets_gains(),
         norm_place: match class {
             ModelClass::Gemma2 | ModelClass::Gemma3 => NormPlace::Around,
             ModelClass::Olmo2 | ModelClass::Olmo3 => NormPlace::After,
@@ -235,6 +241,14 @@ fn fixed_parts(keys: &mut Keys, class: ModelClass) {
         keys.fixed("interpolate_factor", &[json!(1)], why);
         keys.fixed("lm_head_bias", &[json!(false)], "the output has no bias here");
     }
+    if class.has_delta_nets() {
+        let gated = "attention of its class has a gate of its output";
+        keys.fixed("attn_output_gate", &[json!(true)], gated);
+        let why = "onebox keeps the states of gated delta nets in fp32";
+        keys.fixed("mamba_ssm_dtype", &[json!("float32")], why);
+        // Layers that predict several tokens are kept as they are.
+        keys.read_keys.extend(["mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"]);
+    }
     keys.fixed("mlp_bias", &[json!(false)], "gated MLPs have no biases here");
     keys.fixed("is_decoder", &[json!(false), json!(true)], "it says whether a model is a decoder");
     keys.fixed("add_cross_attention", &[json!(false)], "there is none here");
@@ -281,6 +295,11 @@ fn biases(keys: &mut Keys, class: ModelClass) -> (bool, bool) {
             let biased = keys.flag("attention_bias", true);
             (biased, biased)
         }
+        ModelClass::Qwen35 => {
+            let why = "onebox has no biases beside a gate of attention's output";
+            keys.fixed("attention_bias", &[json!(false)], why);
+            (false, false)
+        }
     }
 }
 
@@ -313,8 +332,24 @@ fn norms_queries(keys: &mut Keys, class: ModelClass) -> bool {
                 | ModelClass::Olmo3
                 | ModelClass::Qwen3Moe
                 | ModelClass::Olmoe
+                | ModelClass::Qwen35
         ),
     }
+}
+
+/// Sizes of the gated delta nets of a class that has some.
+fn delta_net(keys: &mut Keys, class: ModelClass) -> Option<DeltaNetConfig> {
+    if !class.has_delta_nets() {
+        return None;
+    }
+    let mut size = |key, most, usual| keys.whole_or(key, 1..=most, Some(usual));
+    Some(DeltaNetConfig {
+        key_heads: size("linear_num_key_heads", 65_536, 16),
+        value_heads: size("linear_num_value_heads", 65_536, 32),
+        key_dim: size("linear_key_head_dim", WIDEST_DELTA_KEY as u64, 128),
+        value_dim: size("linear_value_head_dim", 1024, 128),
+        taps: size("linear_conv_kernel_dim", MOST_TAPS as u64, 4),
+    })
 }
 
 /// Factors and caps of a model.
@@ -399,8 +434,9 @@ fn refuse_unknown(keys: &mut Keys) {
 
 #[cfg(test)]
 mod tests {
-    use crate::transformers::folder_model;
-    use serde_json::json;
+    use crate::transformers::{WrapperClass, folder_model};
+    use crate::{DeltaNetConfig, ModelConfig};
+    use serde_json::{Value, json};
 
     #[test]
     fn a_bias_before_the_norm_at_the_end_of_attention_is_refused() {
@@ -419,6 +455,59 @@ mod tests {
             let why = "`attention_bias` is true, not false: onebox adds no bias before the norm";
             let found = refusal.wrong.iter().any(|wrong| wrong.contains(why));
             assert!(found, "{kind}: {refusal:?}");
+        }
+    }
+
+    /// Source: the defaults of `Qwen3_5TextConfig` in transformers 5.24, and the keys of the files of
+    /// Qwen3.5, with small sizes.
+    #[test]
+    fn a_qwen_has_gated_delta_nets_in_three_layers_of_four() {
+        let text = json!({
+            "model_type": "qwen3_5_text", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 8,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512, "max_position_embeddings": 512,
+            "attn_output_gate": true, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
+            "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e7, "mrope_section": [11, 11, 10], "mrope_interleaved": true
+            }
+        });
+        let read = |config: &Value| folder_model(config.to_string().as_bytes());
+        let m = read(&text).unwrap().model;
+        assert_eq!(m.layer_pattern, "DDDF");
+        let (key_heads, value_heads, key_dim, value_dim, taps) = (4, 8, 128, 128, 4);
+        let delta = DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, taps };
+        assert_eq!(m.delta_net, Some(delta));
+        assert_eq!((m.head_dim, m.rope.rotated_share, m.rope.theta), (256, 0.25, 1e7));
+        assert!(m.output_gate && m.qk_norm && m.norm_offset && !m.qkv_bias && !m.tied);
+        let wrapper = json!({
+            "model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text,
+            "vision_config": { "model_type": "qwen3_5" }, "tie_word_embeddings": true
+        });
+        let described = read(&wrapper).unwrap();
+        assert_eq!(described.wrapper, Some(WrapperClass::Qwen35));
+        assert_eq!(described.model, ModelConfig { tied: true, ..m.clone() });
+        let with = |key: &str, value: Value| {
+            let mut text = text.clone();
+            text[key] = value;
+            read(&text)
+        };
+        let listed: Vec<&str> =
+            (0..8).map(|l| if l == 0 { "full_attention" } else { "linear_attention" }).collect();
+        assert_eq!(with("layer_types", json!(listed)).unwrap().model.layer_pattern, "FDDDDDDD");
+        assert_eq!(with("full_attention_interval", json!(2)).unwrap().model.layer_pattern, "DF");
+        let full = with("full_attention_interval", json!(1)).unwrap().model;
+        assert_eq!((full.layer_pattern.as_str(), full.delta_net), ("F", None));
+        for (key, value, message) in [
+            ("attn_output_gate", json!(false), "a gate of its output"),
+            ("attention_bias", json!(true), "no biases beside a gate"),
+            ("mamba_ssm_dtype", json!("bfloat16"), "keeps the states of gated delta nets in fp32"),
+            ("linear_key_head_dim", json!(256), "`linear_key_head_dim` is 256"),
+            ("layer_types", json!(["sliding_attention"; 8]), "full_attention and linear_attention"),
+            ("hidden_act", json!("gelu"), "gates here are SiLU"),
+        ] {
+            let refusal = with(key, value).expect_err(key);
+            let found = refusal.wrong.iter().any(|wrong| wrong.contains(message));
+            assert!(found, "{key}: {refusal:?}");
         }
     }
 }

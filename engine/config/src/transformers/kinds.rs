@@ -117,8 +117,8 @@ const LACKING: [LackingPart; 7] = [
         keys: &["kv_lora_rank"],
     },
     LackingPart {
-        what: "gated delta nets (linear attention)",
-        families: &["qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear"],
+        what: "gated delta nets (linear attention) of another class than qwen3_5",
+        families: &["qwen3_next", "olmo_hybrid", "kimi_linear"],
         in_name: &[],
         keys: &["linear_num_key_heads", "linear_conv_kernel_dim"],
     },
@@ -207,7 +207,7 @@ fn lacking(kind: &str, keys: &Keys, inner: Option<&Map<String, Value>>) -> Optio
         }
     }
     if inner.is_some() {
-        let known = WrapperClass::ALL.map(WrapperClass::model_type).join(" and ");
+        let known = WrapperClass::ALL.map(WrapperClass::model_type).join(", ");
         return Some(format!("it reads more than text, and of such models onebox has {known}"));
     }
     let class = keys.get("architectures")?.get(0)?.as_str()?;
@@ -272,15 +272,11 @@ mod tests {
             (json!({ "model_type": "mistral_large4" }), "it has a sparse indexer"),
             (
                 json!({ "model_type": "qwen3_next", "linear_num_key_heads": 16, "num_experts": 512 }),
-                "it has gated delta nets (linear attention) and shared experts with a gate",
-            ),
-            (
-                json!({ "model_type": "qwen3_5", "text_config": { "model_type": "qwen3_5_text" } }),
-                "it has gated delta nets (linear attention), which onebox lacks",
+                "it has gated delta nets (linear attention) of another class than qwen3_5 and shared experts with a gate",
             ),
             (
                 json!({ "model_type": "qwen3_5_moe", "text_config": { "model_type": "qwen3_5_moe_text" } }),
-                "it has gated delta nets (linear attention) and shared experts with a gate",
+                "it has shared experts with a gate, which onebox lacks",
             ),
             (
                 json!({ "model_type": "minimax", "layer_types": ["linear_attention"] }),
@@ -297,7 +293,7 @@ mod tests {
             (json!({ "model_type": "t5", "is_encoder_decoder": true }), "it has an encoder"),
             (
                 json!({ "model_type": "llava", "text_config": { "model_type": "llama" } }),
-                "it reads more than text, and of such models onebox has gemma3 and mistral3",
+                "it reads more than text, and of such models onebox has gemma3, mistral3, qwen3_5",
             ),
             (
                 json!({ "model_type": "llava", "text_config": { "model_type": "llama" } }),

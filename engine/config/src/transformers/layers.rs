@@ -3,7 +3,7 @@
 use super::classes::ModelClass;
 use super::keys::Keys;
 use super::{LAYERS, TOKENS};
-use crate::layer_pattern::{FULL, UNROTATED, WINDOWED};
+use crate::layer_pattern::{DELTA, FULL, UNROTATED, WINDOWED};
 use files::json::shown;
 use serde_json::{Value, json};
 
@@ -58,6 +58,10 @@ pub(super) fn layer_letters(keys: &mut Keys, class: ModelClass, layers: usize) -
         }
         ModelClass::Olmo3 => each(&every(4)),
         ModelClass::SmolLm3 => unrotated(keys, layers),
+        ModelClass::Qwen35 => {
+            let period = keys.whole_or("full_attention_interval", LAYERS, Some(4));
+            each(&|layer| if (layer + 1).is_multiple_of(period) { FULL } else { DELTA })
+        }
     };
     let letters = named(keys, class, of_class);
     if letters.contains(&WINDOWED) && window.is_none() {
@@ -81,7 +85,8 @@ fn window(keys: &mut Keys, class: ModelClass) -> Option<usize> {
         | ModelClass::Granite
         | ModelClass::SeedOss
         | ModelClass::Olmoe
-        | ModelClass::Glm4Moe => {
+        | ModelClass::Glm4Moe
+        | ModelClass::Qwen35 => {
             // Their classes do not read these keys.
             keys.read_keys.extend(["max_window_layers", "sliding_window"]);
             return None;
@@ -173,14 +178,18 @@ fn named(keys: &mut Keys, class: ModelClass, of_class: Vec<char>) -> Vec<char> {
     let Some(types) = keys.get("layer_types") else { return of_class };
     let letter = |value: &Value| match value.as_str() {
         Some("full_attention") => Some(FULL),
-        Some("sliding_attention") => Some(WINDOWED),
+        Some("sliding_attention") if !class.has_delta_nets() => Some(WINDOWED),
+        Some("linear_attention") if class.has_delta_nets() => Some(DELTA),
         _ => None,
     };
     let letters =
         types.as_array().and_then(|all| all.iter().map(letter).collect::<Option<Vec<char>>>());
     let shown = shown(&types);
     let Some(letters) = letters else {
-        let why = "onebox has full_attention and sliding_attention";
+        let why = match class.has_delta_nets() {
+            true => "its class has full_attention and linear_attention",
+            false => "onebox has full_attention and sliding_attention",
+        };
         keys.wrong.push(format!("`layer_types` is {shown}: {why}"));
         return of_class;
     };
@@ -202,7 +211,8 @@ fn named(keys: &mut Keys, class: ModelClass, of_class: Vec<char>) -> Vec<char> {
         | ModelClass::Gemma2
         | ModelClass::Gemma3
         | ModelClass::Olmo3
-        | ModelClass::GptOss => true,
+        | ModelClass::GptOss
+        | ModelClass::Qwen35 => true,
         ModelClass::Gpt2
         | ModelClass::Llama
         | ModelClass::Mistral

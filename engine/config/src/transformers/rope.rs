@@ -210,6 +210,10 @@ fn one(
         inner.number("llama_4_scaling_beta", 0.0, 0.0);
         inner.whole("original_max_position_embeddings", TOKENS);
     }
+    if context.class == ModelClass::Qwen35 {
+        // The three positions of a token of text are equal, so these keys change nothing.
+        inner.read_keys.extend(["mrope_section", "mrope_interleaved"]);
+    }
     let rope = RopeConfig { theta: 1.0, rotated_share: share, scaling: RopeScaling::None };
     let pairs = rope.rotated_elements(context.head_dim) / 2;
     let scaling = rope_scaling(&mut inner, outer, context, pairs);
@@ -260,7 +264,7 @@ struct OuterValue<'a> {
 fn rotated_share(inner: &mut Keys, share: Option<Value>, class: ModelClass) -> f32 {
     let Some(value) = share else { return usual_share(class) };
     let number = value.as_f64().unwrap_or(f64::NAN);
-    if !matches!(class, ModelClass::Phi3 | ModelClass::Glm4Moe) {
+    if !matches!(class, ModelClass::Phi3 | ModelClass::Glm4Moe | ModelClass::Qwen35) {
         if number != 1.0 {
             let value = shown(&value);
             inner.wrong.push(format!(
@@ -281,6 +285,7 @@ fn rotated_share(inner: &mut Keys, share: Option<Value>, class: ModelClass) -> f
 const fn usual_share(class: ModelClass) -> f32 {
     match class {
         ModelClass::Glm4Moe => 0.5,
+        ModelClass::Qwen35 => 0.25,
         _ => 1.0,
     }
 }

@@ -43,7 +43,8 @@ fn models() -> Vec<Model> {
     gpt2.add(include_bytes!("../../../fixtures/gpt2-tiny.safetensors"));
     let llama = |name| Model { name, fixture: load(name) };
     let gpt2 = Model { name: "gpt2", fixture: gpt2 };
-    vec![gpt2, llama("llama3"), llama("qwen3"), llama("qwen3-moe"), llama("gpt-oss")]
+    let llamas = ["llama3", "qwen3", "qwen3-moe", "gpt-oss", "qwen3-5"].map(llama);
+    std::iter::once(gpt2).chain(llamas).collect()
 }
 
 impl Model {
@@ -69,6 +70,7 @@ impl Model {
             vocab: V,
             ffn_hidden: 4 * 32,
             experts: None,
+            delta: None,
             micro_batch: B / dp,
             tp_size: tp,
             sequence,
@@ -235,9 +237,8 @@ pub(crate) fn cut(tokens: &[f64], targets: &[f64], starts: &[f64]) -> Vec<data::
 #[test]
 fn ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout() {
     let on_gpus = std::env::var_os(ON_GPUS).is_some();
-    for model in
-        if on_gpus { &["llama3", "qwen3", "qwen3-moe", "gpt-oss"][..] } else { &MODELS[..] }
-    {
+    let of_gpus = ["llama3", "qwen3", "qwen3-moe", "gpt-oss", "qwen3-5"];
+    for model in if on_gpus { &of_gpus[..] } else { &MODELS[..] } {
         let (fixture, from) = (load(model), pretrained(model));
         let tokens = fixture.get("masked.train.tokens").chunks(T + 1);
         let targets = fixture.get("masked.train.targets").chunks(T);

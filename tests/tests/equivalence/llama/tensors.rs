@@ -57,6 +57,11 @@ pub(crate) fn theirs(model: &str, ours: &str) -> String {
         };
         return format!("{layer}.mlp.experts.{}", linear(part));
     }
+    if model == "qwen3-5"
+        && let Some(name) = theirs_of_qwen(ours)
+    {
+        return name;
+    }
     let name = match ours {
         "wte" => return "model.embed_tokens.weight".into(),
         "head" => return "lm_head.weight".into(),
@@ -85,6 +90,9 @@ pub(super) fn load(model: &str) -> Fixture {
         if path.extension().is_some_and(|e| e == "safetensors") {
             all.add(&std::fs::read(path).unwrap());
         }
+    }
+    if model == "qwen3-5" {
+        split_qwen(&mut all);
     }
     split_joined(&mut all);
     split_stacks(&mut all, model);
@@ -184,6 +192,60 @@ fn split_joined(all: &mut Fixture) {
                 let (own, rest) = left.split_at(values.len() * rows / all_rows);
                 all.0.insert(name.replace(joined, part), own.to_vec());
                 left = rest;
+            }
+        }
+    }
+}
+
+/// Name of a parameter of a gated delta net in transformers, or of queries and gates of the output. Parts
+/// of joined tensors have the names of `split_qwen`.
+fn theirs_of_qwen(ours: &str) -> Option<String> {
+    let name = ours.replacen("h.", "model.layers.", 1);
+    if let Some((layer, part)) = name.split_once(".delta.") {
+        let part = match part {
+            "a_log" => "A_log",
+            "z.weight" => "in_proj_z.weight",
+            "b.weight" => "in_proj_b.weight",
+            "a.weight" => "in_proj_a.weight",
+            "proj.weight" => "out_proj.weight",
+            part => part,
+        };
+        return Some(format!("{layer}.linear_attn.{part}"));
+    }
+    let (layer, part) = name.split_once(".attn.")?;
+    let part = ["q.weight", "gate.weight"].into_iter().find(|own| *own == part)?;
+    Some(format!("{layer}.self_attn.{part}"))
+}
+
+/// Whether a tensor of Qwen3.5 holds several parameters of onebox.
+pub(super) fn is_joined_in_qwen(name: &str) -> bool {
+    ["in_proj_qkv", "conv1d", "q_proj"].iter().any(|joined| name.contains(joined))
+}
+
+/// Adds the parts of the joined tensors of the tiny Qwen3.5: 48 rows of queries, 48 of keys and 72 of
+/// values, and the queries and gates of 6 heads, which alternate.
+fn split_qwen(all: &mut Fixture) {
+    let joined: Vec<String> =
+        all.0.keys().filter(|name| is_joined_in_qwen(name)).cloned().collect();
+    for name in joined {
+        let values = all.0[&name].clone();
+        let mut add = |joined: &str, part: &str, own: Vec<f64>| {
+            all.0.insert(name.replace(joined, part), own);
+        };
+        if name.contains("q_proj") {
+            let half = |which: usize| -> Vec<f64> {
+                values.chunks(values.len() / 12).skip(which).step_by(2).flatten().copied().collect()
+            };
+            add("q_proj", "q", half(0));
+            add("q_proj", "gate", half(1));
+            continue;
+        }
+        let row = values.len() / 168;
+        for (part, rows) in [("q", 0..48), ("k", 48..96), ("v", 96..168)] {
+            let own = values[rows.start * row..rows.end * row].to_vec();
+            match name.contains("conv1d") {
+                true => add("conv1d", &format!("conv_{part}"), own),
+                false => add("in_proj_qkv", part, own),
             }
         }
     }

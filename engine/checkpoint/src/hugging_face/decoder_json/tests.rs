@@ -243,6 +243,47 @@ fn a_glm_is_described_with_its_groups_and_shared_experts() {
     }
 }
 
+/// Source: the keys of Qwen3_5TextConfig in transformers 5.24. A run without a folder writes the same class.
+#[test]
+fn a_qwen_is_described_with_its_gated_delta_nets() {
+    let came = json!({
+        "model_type": "qwen3_5_text", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 6,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 61,
+        "max_position_embeddings": 512, "full_attention_interval": 3, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 3, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]
+        }
+    });
+    let m = folder_model(came.to_string().as_bytes()).unwrap().model;
+    for bytes in [None, Some(came.to_string())] {
+        let from = bytes.as_ref().map(String::as_bytes);
+        let described = description(&m, "float32", from, false).unwrap();
+        assert_eq!(described.class, ModelClass::Qwen35);
+        let all: Value = serde_json::from_str(&described.text).unwrap();
+        for key in [
+            "linear_num_key_heads",
+            "linear_num_value_heads",
+            "linear_key_head_dim",
+            "linear_value_head_dim",
+            "linear_conv_kernel_dim",
+        ] {
+            assert_eq!(all[key], came[key], "{key}");
+        }
+        let share = &all["rope_parameters"]["partial_rotary_factor"];
+        assert_eq!(*share, json!(0.5));
+        if bytes.is_some() {
+            assert_eq!(all["rope_parameters"], came["rope_parameters"]);
+            assert_eq!(all["full_attention_interval"], 3);
+        }
+        assert_eq!(folder_model(described.text.as_bytes()).unwrap().model, m);
+    }
+    // Attention without the gate is no Qwen3.5.
+    let m = ModelConfig { output_gate: false, ..m };
+    let why = description(&m, "float32", None, false).map(|of| of.text).unwrap_err();
+    assert!(why.contains("transformers has no class with these parts"), "{why}");
+}
+
 /// Source: the file of google/gemma-3-4b-it.
 #[test]
 fn a_wrapper_with_its_parts_keeps_its_file_but_for_the_type_of_numbers() {

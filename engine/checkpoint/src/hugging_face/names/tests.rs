@@ -2,7 +2,8 @@
 
 use super::*;
 
-const LIKE_LLAMA: Names = Names::Llama { norms: NormPlace::Before, fused: false, experts: None };
+const LIKE_LLAMA: Names =
+    Names::Llama { norms: NormPlace::Before, fused: &[], gated_heads: None, experts: None };
 
 #[test]
 fn names_are_those_of_transformers() {
@@ -40,8 +41,10 @@ fn names_are_those_of_transformers() {
 /// Source: the classes of Gemma 2 and 3, and of OLMo 2 and 3, in transformers 5.24.
 #[test]
 fn norms_have_the_names_of_their_places() {
-    let around = Names::Llama { norms: NormPlace::Around, fused: false, experts: None };
-    let after = Names::Llama { norms: NormPlace::After, fused: false, experts: None };
+    let around =
+        Names::Llama { norms: NormPlace::Around, fused: &[], gated_heads: None, experts: None };
+    let after =
+        Names::Llama { norms: NormPlace::After, fused: &[], gated_heads: None, experts: None };
     for (names, ours, theirs) in [
         (around, "h.1.ln_1.weight", "layers.1.input_layernorm.weight"),
         (around, "h.1.ln_1_post.weight", "layers.1.post_attention_layernorm.weight"),
@@ -59,7 +62,12 @@ fn norms_have_the_names_of_their_places() {
 /// Source: the class of Phi-3 in transformers 5.24.
 #[test]
 fn fused_projections_are_rows_of_one_tensor() {
-    let fused = Names::Llama { norms: NormPlace::Before, fused: true, experts: None };
+    let fused = Names::Llama {
+        norms: NormPlace::Before,
+        fused: &OF_PHI3,
+        gated_heads: None,
+        experts: None,
+    };
     let qkv = ["h.2.attn.q.weight", "h.2.attn.k.weight", "h.2.attn.v.weight"];
     for ours in qkv {
         assert_eq!(fused.whole(ours), "model.layers.2.self_attn.qkv_proj.weight");
@@ -85,7 +93,8 @@ fn fused_projections_are_rows_of_one_tensor() {
 fn experts_have_tensors_of_their_own_or_one_for_all() {
     let of = |form| Names::Llama {
         norms: NormPlace::Before,
-        fused: false,
+        fused: &[],
+        gated_heads: None,
         experts: Some(ExpertNames { form, count: 2 }),
     };
     let [single, mixtral, fused] =
@@ -207,4 +216,35 @@ fn only_left_overs_of_layers_that_are_there_are_left_out() {
     assert!(!gpt2("h.-1.attn.bias") && !gpt2("attn.bias"));
     assert!(LIKE_LLAMA.is_left_over("layers.1.self_attn.rotary_emb.inv_freq", 2));
     assert!(!LIKE_LLAMA.is_left_over("layers.2.self_attn.rotary_emb.inv_freq", 2));
+}
+
+/// Source: the names of Qwen3_5ForCausalLM in transformers 5.24.
+#[test]
+fn parts_of_a_gated_delta_net_are_rows_of_joined_tensors() {
+    let qwen = Names::Llama {
+        norms: NormPlace::Before,
+        fused: &OF_QWEN35,
+        gated_heads: Some(6),
+        experts: None,
+    };
+    for (ours, theirs, joined) in [
+        ("h.2.delta.k.weight", "layers.2.linear_attn.in_proj_qkv.weight", 3),
+        ("h.2.delta.conv_v.weight", "layers.2.linear_attn.conv1d.weight", 3),
+        ("h.2.delta.z.weight", "layers.2.linear_attn.in_proj_z.weight", 1),
+        ("h.2.delta.b.weight", "layers.2.linear_attn.in_proj_b.weight", 1),
+        ("h.2.delta.a.weight", "layers.2.linear_attn.in_proj_a.weight", 1),
+        ("h.2.delta.a_log", "layers.2.linear_attn.A_log", 1),
+        ("h.2.delta.dt_bias", "layers.2.linear_attn.dt_bias", 1),
+        ("h.2.delta.norm.weight", "layers.2.linear_attn.norm.weight", 1),
+        ("h.2.delta.proj.weight", "layers.2.linear_attn.out_proj.weight", 1),
+        ("h.3.attn.q.weight", "layers.3.self_attn.q_proj.weight", 2),
+        ("h.3.attn.gate.weight", "layers.3.self_attn.q_proj.weight", 2),
+        ("h.3.attn.q_norm.weight", "layers.3.self_attn.q_norm.weight", 1),
+    ] {
+        assert_eq!(qwen.foreign(ours), (theirs.into(), false), "{ours}");
+        assert_eq!(qwen.joined(ours).len(), joined, "{ours}");
+        let runs = if theirs.contains("self_attn.q_proj") { 6 } else { 1 };
+        assert_eq!(qwen.runs_of(ours), runs, "{ours}");
+        assert_eq!(qwen.has_middle(ours), theirs.contains("conv1d"), "{ours}");
+    }
 }

@@ -52,7 +52,8 @@ fn a_wrapper_of_either_version_is_the_model_of_its_decoder() {
 /// The tensors of other parts than the decoder, by name.
 fn other_parts(folder: &Folder, path: &str) -> Vec<(String, Value, Vec<u8>)> {
     let mut all = tensors(&folder.path(path));
-    all.retain(|(name, ..)| name.contains("vision_tower") || name.contains("multi_modal"));
+    let others = ["vision_tower", "multi_modal", "mtp.", "visual."];
+    all.retain(|(name, ..)| others.iter().any(|other| name.contains(other)));
     all.iter_mut().for_each(|(_, entry, _)| entry["data_offsets"] = json!(null));
     all.sort_by(|a, b| a.0.cmp(&b.0));
     all
@@ -130,4 +131,54 @@ fn random_weights_of_a_wrapper_are_exported_as_a_decoder_alone() {
     // Another class around the decoder is refused.
     set(&folder, "architectures", json!(["Gemma3ForSequenceClassification"]));
     folder.onebox(&["config", "check", "a.ron"]).refused(78, &["`architectures` is"]);
+}
+
+/// A Qwen3.5 has layers that predict several tokens and a vision tower beside its decoder; its class of
+/// text models leaves both out, too.
+#[test]
+fn an_export_of_a_qwen_has_its_predictions_and_its_vision_as_they_were() {
+    for wrapped in [true, false] {
+        let folder = model("qwen3-5");
+        if wrapped {
+            let mut inner: Value = serde_json::from_str(&folder.read("m/config.json")).unwrap();
+            inner.as_object_mut().unwrap().remove("architectures");
+            let config = json!({
+                "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+                "text_config": inner, "vision_config": { "model_type": "qwen3_5_vision", "depth": 1 }
+            });
+            fs::write(folder.path("m/config.json"), config.to_string()).unwrap();
+        }
+        change(&folder, |all| {
+            if wrapped {
+                for (name, ..) in all.iter_mut() {
+                    *name = name.replace("model.", "model.language_model.");
+                }
+            }
+            let other = |name: &str, first: u8| {
+                let entry = json!({ "dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 0] });
+                (name.to_owned(), entry, (first..first + 12).collect::<Vec<u8>>())
+            };
+            all.push(other("mtp.layers.0.self_attn.q_proj.weight", 1));
+            all.push(other("model.visual.blocks.0.norm1.weight", 100));
+        });
+        let output = folder.onebox(&["train", "a.ron", "-q", "--run-dir", "run"]).ok();
+        let note = "the run does not train 2 tensors of mtp, visual";
+        assert_eq!(output.stderr.matches(note).count(), 1, "{}", output.stderr);
+        folder.onebox(&["checkpoint", "export", "run", "out", "--to", "safetensors"]).ok();
+        let came = other_parts(&folder, "m/model.safetensors");
+        assert_eq!(came.len(), 2);
+        assert_eq!(other_parts(&folder, "out/model.safetensors"), came);
+        let shapes = |path: &str| {
+            let all = tensors(&folder.path(path));
+            let mut all: Vec<(String, String)> =
+                all.into_iter().map(|(name, of, _)| (name, of["shape"].to_string())).collect();
+            all.sort();
+            all
+        };
+        assert_eq!(shapes("out/model.safetensors"), shapes("m/model.safetensors"));
+        let read = |path: &str| -> Value { serde_json::from_str(&folder.read(path)).unwrap() };
+        for key in ["architectures", "model_type"] {
+            assert_eq!(read("out/config.json")[key], read("m/config.json")[key]);
+        }
+    }
 }
