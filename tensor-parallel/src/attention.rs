@@ -340,7 +340,7 @@ impl Attention {
         self.rotate(dev, shape, saved, pass);
         dev.submit(Compute, Op::Attention { qkv, out, lse, heads, starts, dropout, scores });
         if let Some(sinks) = self.sinks {
-            sinks.forward(dev, saved, heads);
+            sinks.forward(dev, out, lse, heads);
         }
         Self::multiply_gate(dev, saved);
     }
@@ -436,7 +436,7 @@ impl Attention {
             Op::AttentionBackward { qkv, out, lse, d_out, d_qkv, heads, starts, dropout, scores },
         );
         if let Some((sinks, d_sinks)) = self.sinks.zip(grads.sinks) {
-            sinks.backward(dev, saved, d_out, heads, d_sinks);
+            sinks.backward(dev, [out, lse, d_out], heads, d_sinks);
         }
         if let Some(table) = table {
             let of_heads = match grads.gains {

@@ -3,7 +3,6 @@
 //! the op that adds it changes the results and the sums; the backward pass of attention reads the
 //! changed ones.
 
-use crate::attention::AttentionActivations;
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
 use crate::shape::DecoderShape;
 use device::{Device, Heads, Lane::Compute, Op, Tensor};
@@ -28,22 +27,20 @@ impl AttentionSinks {
         shape.architecture.attention_sinks.then(|| Self(flat.whole(NAME)))
     }
 
-    /// Adds the sinks to the softmax of the results in `saved`.
-    pub(crate) fn forward(self, dev: &Device, saved: AttentionActivations, heads: Heads) {
-        let AttentionActivations { out, lse, .. } = saved;
+    /// Adds the sinks to the softmax with the results `out` and the logarithms `lse` of its sums.
+    pub(crate) fn forward(self, dev: &Device, out: Tensor, lse: Tensor, heads: Heads) {
         dev.submit(Compute, Op::AttentionSinks { out, lse, sinks: self.0, heads });
     }
 
-    /// Computes the gradient `grads`, unless it is frozen, from `d_out`.
+    /// Computes the gradient `d_sinks`, unless it is frozen, from `d_out`. `out` and `lse` have the
+    /// sinks.
     pub(crate) fn backward(
         self,
         dev: &Device,
-        saved: AttentionActivations,
-        d_out: Tensor,
+        [out, lse, d_out]: [Tensor; 3],
         heads: Heads,
         Self(d_sinks): Self,
     ) {
-        let AttentionActivations { out, lse, .. } = saved;
         if !d_sinks.is_empty() {
             let sinks = self.0;
             let op = Op::AttentionSinksBackward { out, lse, d_out, sinks, d_sinks, heads };

@@ -209,7 +209,7 @@ impl Attention {
                 let op = Op::Attention { qkv, out, lse, heads, starts, dropout, scores };
                 dev.submit(Compute, op);
                 if let Some(sinks) = self.sinks {
-                    sinks.forward(dev, saved, heads);
+                    sinks.forward(dev, out, lse, heads);
                 }
                 Self::multiply_gate(dev, saved);
                 continue;

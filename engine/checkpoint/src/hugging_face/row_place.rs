@@ -76,7 +76,7 @@ impl Steps {
         (rows - 1) * self.row + (columns - 1) * self.column + 1
     }
 
-    /// The elements of the parameter among those of its [`run`](Self::run).
+    /// The elements of the parameter, from the elements of its [`run`](Self::run).
     pub(super) fn pick(self, run: &[f32], (rows, columns): (usize, usize)) -> Vec<f32> {
         let row =
             |row: usize| (0..columns).map(move |column| row * self.row + column * self.column);

@@ -3,10 +3,9 @@
 //! codes (E, rows, columns / 32, 16) and scales (E, rows, columns / 32). The low half of a byte comes
 //! first.
 
-use super::FolderError;
-use super::folder::{Folder, ForeignTensor};
 use files::json::Object;
 use serde_json::Value;
+use std::ops::Range;
 
 /// Number of codes with one scale.
 const GROUP: usize = 32;
@@ -15,7 +14,7 @@ const NUMBERS: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 /// The scale 2^0.
 const UNIT: i32 = 127;
 
-/// Whether the weights beside a `config.json` are codes, which are read as numbers.
+/// Whether the weights of a folder with this `config.json` are codes, which onebox reads as numbers.
 pub fn has_codes(config_json: &[u8]) -> bool {
     let found = serde_json::from_slice::<Object<Value>>(config_json);
     found.is_ok_and(|Object(keys)| keys.get("quantization_config").is_some_and(|v| !v.is_null()))
@@ -36,30 +35,20 @@ fn number(code: u8, scale: u8) -> f32 {
     (if code & 8 == 0 { number } else { -number }) as f32
 }
 
-impl Folder {
-    /// Reads the numbers of codes and scales from number `first` on.
-    ///
-    /// # Errors
-    /// A file cannot be read.
-    pub(super) fn read_codes(
-        &self,
-        [codes, scales]: [&ForeignTensor; 2],
-        first: usize,
-        out: &mut [f32],
-    ) -> Result<(), FolderError> {
-        let end = first + out.len();
-        let (first_byte, first_group) = (first / 2, first / GROUP);
-        let mut bytes = vec![0; end.div_ceil(2) - first_byte];
-        self.read_bytes(codes, first_byte, &mut bytes)?;
-        let mut groups = vec![0; end.div_ceil(GROUP) - first_group];
-        self.read_bytes(scales, first_group, &mut groups)?;
-        for (index, out) in (first..end).zip(out) {
-            let byte = bytes[index / 2 - first_byte];
-            let code = if index.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
-            *out = number(code, groups[index / GROUP - first_group]);
-        }
-        Ok(())
+/// Sets `out` to the numbers from number `first` on. `codes`: bytes from the byte of this number on;
+/// `scales`: bytes from the one of its group on.
+pub(super) fn decode(first: usize, codes: &[u8], scales: &[u8], out: &mut [f32]) {
+    for (index, out) in (first..).zip(out) {
+        let byte = codes[index / 2 - first / 2];
+        let code = if index.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
+        *out = number(code, scales[index / GROUP - first / GROUP]);
     }
+}
+
+/// Bytes of the codes and of the scales of the numbers from `range.start` to `range.end`.
+pub(super) const fn bytes(range: &Range<usize>) -> [Range<usize>; 2] {
+    let Range { start, end } = *range;
+    [start / 2..end.div_ceil(2), start / GROUP..end.div_ceil(GROUP)]
 }
 
 #[cfg(test)]

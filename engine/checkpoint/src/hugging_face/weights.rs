@@ -104,8 +104,7 @@ pub struct RankWeights<'a> {
     from: &'a PretrainedWeights,
     /// Runs of elements that the rank holds; each run has the number of its tensor.
     runs: SegmentRuns<usize>,
-    /// The last parameter of which no part is a run of numbers, as in a transposed tensor: it is read
-    /// whole.
+    /// The last parameter that was read whole, since its elements are no run of its tensor.
     last_transposed: Mutex<Option<(usize, Arc<Vec<f32>>)>>,
 }
 
@@ -132,7 +131,7 @@ impl RankWeights<'_> {
         })
     }
 
-    /// Reads a whole parameter, of which no part is a run of numbers.
+    /// Reads a whole parameter, whose elements are no run of its tensor.
     fn whole(&self, tensor: usize) -> Result<Arc<Vec<f32>>, FolderError> {
         let mut last = self.last_transposed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, values)) = last.as_ref().filter(|(number, _)| *number == tensor) {

@@ -468,12 +468,12 @@ fn mixtures_of_experts_are_planned_from_their_config_json_alone() {
         "tie_word_embeddings": false, "vocab_size": 201_088
     });
     // Queries, keys, values and the projection back, with biases; two norms.
-    let attention = 4096 * (128 * (2 * 96 + 2 * 8)) + 128 * (96 + 2 * 8) + 2 * 4096;
+    let attention: u64 = 4096 * (128 * (2 * 96 + 2 * 8)) + 128 * (96 + 2 * 8) + 2 * 4096;
     let sparse = attention + 128 * 4096 + 128 + (128 + 1) * 3 * 4096 * 1408;
     let of_air = 2 * 151_552 * 4096 + 4096 + 46 * attention + 3 * 4096 * 10_944;
     let of_air = of_air + 45 * (sparse - attention);
-    let attention = 2880 * 64 * (2 * 64 + 2 * 8) + 64 * (64 + 2 * 8) + 2880 + 64 + 2 * 2880;
-    let experts = 32 * (3 * 2880 * 2880 + 2 * 2880 + 2880) + 32 * (2880 + 1);
+    let attention: u64 = 2880 * 64 * (2 * 64 + 2 * 8) + 64 * (64 + 2 * 8) + 2880 + 64 + 2 * 2880;
+    let experts: u64 = 32 * (3 * 2880 * 2880 + 2 * 2880 + 2880) + 32 * (2880 + 1);
     let of_oss = 2 * 201_088 * 2880 + 2880 + 24 * (attention + experts);
     for (name, keys, parameters, family, on) in [
         ("air", air, of_air, "Llama family, 106.9 B parameters", "dgx-h100"),
@@ -487,6 +487,6 @@ fn mixtures_of_experts_are_planned_from_their_config_json_alone() {
         assert!(output.stdout.contains(family), "{}{}", output.stdout, output.stderr);
         let answer = folder.onebox(&["plan", "--model", name, "--box", &on, "--json"]);
         let answer: Value = serde_json::from_str(&answer.stdout).unwrap();
-        assert_eq!(answer["parameters"], json!(parameters as u64), "{name}");
+        assert_eq!(answer["parameters"], json!(parameters), "{name}");
     }
 }
