@@ -65,6 +65,17 @@ fn adapters_are_trained_resumed_merged_and_go_on_from_a_folder_of_peft() {
     let args = [&["train", "chat.ron", "-q", "--run-dir", "again"], &from[..], &more].concat();
     folder.onebox(&args).ok();
     assert_eq!(answer(&folder, "again"), answers[0]);
+    let model = fixture("hf-chat-tiny");
+    let [half, again, base] = ["half", "again", &model.to_string_lossy()].map(|from| {
+        let args = ["generate", from, "--prompt", "box", "--logits", "--set", "precision=Fp32"];
+        let said = folder.onebox(&args).ok().stdout;
+        let logits = serde_json::from_str::<serde_json::Value>(&said).unwrap()["logits"].clone();
+        serde_json::from_value::<Vec<f64>>(logits).unwrap()
+    });
+    let distance =
+        |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    let [kept, learned] = [distance(&half, &again), distance(&half, &base)];
+    assert!(kept < 1e-4 && learned > 1e-2, "{kept:e}, {learned:e}");
     let bytes = |name: &str| fs::read(folder.path(name)).unwrap();
     assert!(
         bytes("peft/adapter_model.safetensors").len() < bytes("merged/model.safetensors").len()
