@@ -259,7 +259,9 @@ fn a_run_from_a_folder_of_peft_goes_on_without_the_folder() {
     start("run", &["--set", "train.steps=2"]).ok();
     start("early", &["--set", "train.steps=2"]).ok();
     folder.shell("rm -r peft").ok();
-    start("new", &[]).refused(78, &["adapter.from", "name a folder with the adapter_config.json"]);
+    let place = "--set adapter=Lora(from: \"peft\")";
+    let help = "name a folder with the adapter_config.json";
+    start("new", &[]).refused(78, &["adapter.from", place, help]);
     start("run", &["--fork"]).ok();
     start("run", &["--resume"]).ok();
     let own = ["train", "early/config.ron", "-q", "--run-dir", "early", "--resume"];
@@ -348,6 +350,10 @@ fn a_checkpoint_of_adapters_is_shown_with_its_base_and_exported_as_adapters() {
     let full = folder.onebox(&["config", "check", "chat.ron"]).ok().stdout;
     let count = full.split(": ok: ").nth(1).unwrap().split(" parameters").next().unwrap();
     assert!(model.contains(&format!("{count} parameters")), "{model} {full}");
+    let json = folder.onebox(&["checkpoint", "show", "run", "--json"]).ok().stdout;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let hash = json["base"].as_str().unwrap();
+    assert!(hash.len() == 32 && base.contains(&hash[..8]), "{hash}: {base}");
     let export = ["checkpoint", "export", "run", "peft", "--to", "peft"];
     let said = folder.onebox(&export).ok().stderr;
     assert!(said.contains("the fp32 adapters after step 4"), "{said}");
