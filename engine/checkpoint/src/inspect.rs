@@ -249,6 +249,9 @@ impl Summary {
         if !self.manifest.matmuls.is_empty() {
             json["matmuls"] = json!(self.manifest.matmuls);
         }
+        if let Some(base) = self.base() {
+            json["base"] = json!(base);
+        }
         json
     }
 }

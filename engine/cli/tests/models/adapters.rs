@@ -65,6 +65,17 @@ fn adapters_are_trained_resumed_merged_and_go_on_from_a_folder_of_peft() {
     let args = [&["train", "chat.ron", "-q", "--run-dir", "again"], &from[..], &more].concat();
     folder.onebox(&args).ok();
     assert_eq!(answer(&folder, "again"), answers[0]);
+    let model = fixture("hf-chat-tiny");
+    let [half, again, base] = ["half", "again", &model.to_string_lossy()].map(|from| {
+        let args = ["generate", from, "--prompt", "box", "--logits", "--set", "precision=Fp32"];
+        let said = folder.onebox(&args).ok().stdout;
+        let logits = serde_json::from_str::<serde_json::Value>(&said).unwrap()["logits"].clone();
+        serde_json::from_value::<Vec<f64>>(logits).unwrap()
+    });
+    let distance =
+        |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    let [kept, learned] = [distance(&half, &again), distance(&half, &base)];
+    assert!(kept < 1e-4 && learned > 1e-2, "{kept:e}, {learned:e}");
     let bytes = |name: &str| fs::read(folder.path(name)).unwrap();
     assert!(
         bytes("peft/adapter_model.safetensors").len() < bytes("merged/model.safetensors").len()
@@ -248,7 +259,9 @@ fn a_run_from_a_folder_of_peft_goes_on_without_the_folder() {
     start("run", &["--set", "train.steps=2"]).ok();
     start("early", &["--set", "train.steps=2"]).ok();
     folder.shell("rm -r peft").ok();
-    start("new", &[]).refused(78, &["adapter.from", "name a folder with the adapter_config.json"]);
+    let place = "--set adapter=Lora(from: \"peft\")";
+    let help = "name a folder with the adapter_config.json";
+    start("new", &[]).refused(78, &["adapter.from", place, help]);
     start("run", &["--fork"]).ok();
     start("run", &["--resume"]).ok();
     let own = ["train", "early/config.ron", "-q", "--run-dir", "early", "--resume"];
@@ -337,6 +350,10 @@ fn a_checkpoint_of_adapters_is_shown_with_its_base_and_exported_as_adapters() {
     let full = folder.onebox(&["config", "check", "chat.ron"]).ok().stdout;
     let count = full.split(": ok: ").nth(1).unwrap().split(" parameters").next().unwrap();
     assert!(model.contains(&format!("{count} parameters")), "{model} {full}");
+    let json = folder.onebox(&["checkpoint", "show", "run", "--json"]).ok().stdout;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let hash = json["base"].as_str().unwrap();
+    assert!(hash.len() == 32 && base.contains(&hash[..8]), "{hash}: {base}");
     let export = ["checkpoint", "export", "run", "peft", "--to", "peft"];
     let said = folder.onebox(&export).ok().stderr;
     assert!(said.contains("the fp32 adapters after step 4"), "{said}");

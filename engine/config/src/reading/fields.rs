@@ -202,16 +202,18 @@ impl Section<'_, '_> {
         self.optional_text(key, or, values, model_path)
     }
 
-    /// The path that key `inner` of the choice `outer` names, before the choice is read. `None` if it
-    /// names no path.
-    pub(crate) fn named_path(&self, outer: &str, inner: &str) -> Option<String> {
+    /// The path that key `inner` of the choice `outer` names, before the choice is read. Errors at the
+    /// key then show its place. `None` if it names no path.
+    pub(crate) fn named_path(&mut self, outer: &str, inner: &str) -> Option<String> {
         let field = self.group.fields.iter().find(|field| field.key == outer)?;
         let NodeKind::Struct { fields, .. } = &field.value.kind else { return None };
         let field = fields.iter().find(|field| field.key == inner)?;
-        match field.value.kind {
+        let path = match field.value.kind {
             NodeKind::Text | NodeKind::Bare => absolute(self.reader, &field.value).ok(),
             _ => None,
-        }
+        };
+        self.reader.places.insert(format!("{outer}.{inner}"), field.value.place);
+        path
     }
 
     /// Reads a path or `None`.
