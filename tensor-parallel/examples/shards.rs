@@ -20,6 +20,7 @@ fn main() {
         vocab: 256,
         ffn_hidden: 256,
         experts: None,
+        delta: None,
         micro_batch: 4,
         tp_size: 2,
         sequence: false,

@@ -1,7 +1,7 @@
 //! Buffers that the two branches of a block share.
 
 use crate::adapter::AdapterScratch;
-use crate::delta_net::DeltaScratch;
+use crate::delta_scratch::DeltaScratch;
 use crate::experts_scratch::ExpertsScratch;
 use crate::linear::Fp8Operands;
 use crate::params::TrainedParams;

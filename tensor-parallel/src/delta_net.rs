@@ -6,8 +6,8 @@
 //! this rank; n weights of a channel of the convolution; U = 2 K d + H e channels.
 
 use crate::branch::{Branch, Scratch};
+use crate::delta_scratch::{DeltaOutputs, DeltaPass, DeltaScratch};
 use crate::delta_shape::DeltaShape;
-use crate::kv_cache::DeltaPass;
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::sum_over_ranks;
 use crate::shape::DecoderShape;
@@ -40,27 +40,6 @@ pub(crate) struct DeltaActivations {
     recomputes: bool,      // whether `outputs` are those of all blocks
 }
 
-/// Outputs that are large and cheap. With selective recomputation all blocks share them, and the
-/// backward pass computes them again.
-#[derive(Clone, Copy, Debug)]
-struct DeltaOutputs {
-    qkv: Tensor,    // (B T, U): queries, keys and values after the convolution
-    normed: Tensor, // (B T, H e): the normed outputs of the rule times their gate
-}
-
-/// Transients of gated delta nets; all blocks share them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DeltaScratch {
-    d_normed: Tensor,      // (B T, H e)
-    d_out: Tensor,         // (B T, H e)
-    d_output_gate: Tensor, // (B T, H e)
-    d_qkv: Tensor,         // (B T, U)
-    d_input: Tensor,       // (B T, U)
-    d_gates: Tensor,       // (B T, 2 H) F32
-    d_raw_gates: Tensor,   // (B T, 2 H)
-    outputs: Option<DeltaOutputs>,
-}
-
 /// Settings of a gated delta net for one pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeltaContext {
@@ -80,41 +59,6 @@ impl DeltaContext {
     /// The same for samples of `tokens` tokens.
     pub(crate) const fn of_tokens(self, tokens: usize) -> Self {
         Self { heads: DeltaHeads { seq_len: tokens, ..self.heads }, ..self }
-    }
-}
-
-impl DeltaOutputs {
-    /// Plans the outputs; `one` plans a tensor of a name and a width.
-    fn plan(heads: DeltaHeads, one: &mut dyn FnMut(&str, usize) -> Tensor) -> Self {
-        let [qkv, normed] = [heads.columns(), heads.values * heads.value_dim];
-        Self { qkv: one("convolution", qkv), normed: one("gated_norm", normed) }
-    }
-
-    fn rows(self, rows: usize) -> Self {
-        Self { qkv: self.qkv.rows(0..rows), normed: self.normed.rows(0..rows) }
-    }
-}
-
-impl DeltaScratch {
-    pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape, delta: &DeltaShape) -> Self {
-        let (at, tokens) = ((Arena::Device, "transients"), shape.tokens());
-        let heads = delta.heads(shape.tp_size, shape.seq_len);
-        let mut one = |name: &str, dtype, width| {
-            plan.tensor(at, format!("delta.{name}"), dtype, (tokens, width))
-        };
-        let (inner, dtype) = (heads.values * heads.value_dim, shape.dtype);
-        Self {
-            d_normed: one("d_gated_norm", dtype, inner),
-            d_out: one("d_out", dtype, inner),
-            d_output_gate: one("d_output_gate", dtype, inner),
-            d_qkv: one("d_convolution", dtype, heads.columns()),
-            d_input: one("d_qkv", dtype, heads.columns()),
-            d_gates: one("d_gates", Dtype::F32, 2 * heads.values),
-            d_raw_gates: one("d_raw_gates", dtype, 2 * heads.values),
-            outputs: shape
-                .recomputes_outputs()
-                .then(|| DeltaOutputs::plan(heads, &mut |name, width| one(name, dtype, width))),
-        }
     }
 }
 

@@ -1,6 +1,5 @@
 //! Sizes of gated delta nets, a linear attention with a state for each head (arXiv 2412.06464).
 
-use crate::shape::DecoderShape;
 use device::DeltaHeads;
 
 /// Sizes of the gated delta net of a layer, of all ranks.
@@ -43,19 +42,5 @@ impl DeltaShape {
     /// Parameters of the linears of a layer with `hidden` channels.
     pub(crate) const fn linears(&self, hidden: usize) -> usize {
         hidden * (2 * self.keys_width() + 3 * self.values_width() + 2 * self.value_heads)
-    }
-}
-
-impl DecoderShape {
-    /// The gated delta net of block `layer`. `None`: the block has attention.
-    pub fn delta_of(&self, layer: usize) -> Option<DeltaShape> {
-        let delta = self.delta.filter(|_| self.kind(layer).delta);
-        assert_eq!(delta.is_some(), self.kind(layer).delta, "a kind has a delta net of a shape");
-        delta
-    }
-
-    /// Number of blocks with a gated delta net.
-    pub(crate) fn delta_layers(&self) -> usize {
-        (0..self.layers).filter(|layer| self.kind(*layer).delta).count()
     }
 }

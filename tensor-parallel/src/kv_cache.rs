@@ -3,10 +3,9 @@
 
 use crate::attention::{Attention, AttentionActivations, AttentionContext};
 use crate::delta_net::{DeltaActivations, DeltaContext, DeltaNet};
-use crate::delta_shape::DeltaShape;
+use crate::delta_scratch::DeltaPass;
 use crate::shape::DecoderShape;
-use device::Tensor;
-use device::{Arena, DELTA_CHUNK, Device, Dropout, Dtype, Heads, Lane::Compute, Op, Plan, Scores};
+use device::{Arena, Device, Dropout, Heads, Lane::Compute, Op, Plan, Scores, Tensor};
 use std::ops::Range;
 
 /// Keys and values of some samples, on one rank.
@@ -33,15 +32,6 @@ enum LayerCache {
         /// (S T, 2 H): step sizes and decays before their functions.
         raw_gates: Tensor,
     },
-}
-
-/// What a gated delta net computes of all tokens of a sample.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DeltaPass {
-    pub(crate) qkv: Tensor,    // (T, U)
-    pub(crate) gates: Tensor,  // (T, 2 H) F32
-    pub(crate) out: Tensor,    // (T, H e)
-    pub(crate) states: Tensor, // (places, H d e) F32
 }
 
 /// New tokens of a sample, adjacent in a batch.
@@ -125,29 +115,6 @@ pub(crate) struct Extension<'a> {
     pub(crate) layer: usize,
     /// Cosines and sines, if the layer rotates queries and keys.
     pub(crate) table: Option<Tensor>,
-}
-
-impl DeltaPass {
-    fn plan(plan: &mut Plan, shape: &DecoderShape, delta: &DeltaShape) -> Self {
-        let heads = delta.heads(shape.tp_size, shape.seq_len);
-        let mut one = |name: &str, dtype, size| {
-            plan.tensor((Arena::Device, "keys and values"), format!("delta.{name}"), dtype, size)
-        };
-        let (tokens, values) = (shape.seq_len, heads.values * heads.value_dim);
-        Self {
-            qkv: one("all_qkv", shape.dtype, (tokens, heads.columns())),
-            gates: one("all_gates", Dtype::F32, (tokens, 2 * heads.values)),
-            out: one("all_out", shape.dtype, (tokens, values)),
-            states: one("all_states", Dtype::F32, (heads.places(), heads.state_len())),
-        }
-    }
-
-    /// The first `tokens` tokens.
-    fn first(self, tokens: usize) -> Self {
-        let Self { qkv, gates, out, states } = self;
-        let [qkv, gates, out] = [qkv, gates, out].map(|of| of.rows(0..tokens));
-        Self { qkv, gates, out, states: states.rows(0..tokens.div_ceil(DELTA_CHUNK)) }
-    }
 }
 
 impl DeltaNet {

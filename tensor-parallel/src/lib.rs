@@ -17,7 +17,7 @@
 //! 2. `decoder`: the whole model, which the step calls segment by segment;
 //! 3. `block`: attention and MLP between norms, forward and backward; `branch`: buffers of both
 //!    halves;
-//! 4. `attention`, `rotary`, `delta_net`, `mlp`, `experts`, `norm`: the parts of a block; `mixer`: attention or
+//! 4. `attention`, `rotary`, `delta_net`, `delta_scratch`, `mlp`, `experts`, `norm`: the parts of a block; `mixer`: attention or
 //!    a gated delta net; `mlp_layer`: an MLP or experts; `expert_loads`: counts of their tokens; `shared_expert`: an MLP
 //!    beside experts; `router_correction` and `correction_values`:
 //!    numbers that change only the choice of experts; `linear`: the matmuls with its weights;
@@ -44,6 +44,7 @@ mod branch;
 mod correction_values;
 mod decoder;
 mod delta_net;
+mod delta_scratch;
 mod delta_shape;
 mod embedding;
 mod expert_adapters;

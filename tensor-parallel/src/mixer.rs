@@ -27,7 +27,6 @@ pub(crate) enum MixerActivations {
 
 /// Settings of the branch for one pass.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a step copies handles and allocates nothing")]
 pub(crate) enum MixerContext {
     Attention(AttentionContext),
     Delta(DeltaContext),

@@ -273,6 +273,18 @@ impl DecoderShape {
         experts
     }
 
+    /// The gated delta net of block `layer`. `None`: the block has attention.
+    pub fn delta_of(&self, layer: usize) -> Option<DeltaShape> {
+        let delta = self.delta.filter(|_| self.kind(layer).delta);
+        assert_eq!(delta.is_some(), self.kind(layer).delta, "a kind has a delta net of a shape");
+        delta
+    }
+
+    /// Number of blocks with a gated delta net.
+    pub(crate) fn delta_layers(&self) -> usize {
+        (0..self.layers).filter(|layer| self.kind(*layer).delta).count()
+    }
+
     /// Number of blocks with experts.
     pub fn expert_layers(&self) -> usize {
         (0..self.layers).filter(|layer| self.kind(*layer).experts).count()

@@ -59,8 +59,7 @@ pub mod testing {
     pub use super::nccl::NAMES as NCCL_NAMES;
 }
 
-use crate::op::lane::{Clock, join};
-use crate::op::{CollectiveKind, CollectiveOp};
+use crate::op::{CollectiveKind, CollectiveOp, lane::Clock, lane::join};
 use crate::ranks::queue::Queue;
 use crate::ranks::rank_state::RankState;
 use crate::{

@@ -114,6 +114,8 @@ pub(super) static FEATURES: [Feature; 34] = [
             "model.layer_pattern=DFD",
             "model.delta_net=(key_heads: 2, value_heads: 4, key_dim: 8, value_dim: 6, taps: 3)",
             "model.output_gate=true",
+            "model.qk_norm=true",
+            "model.norm_offset=true",
         ],
         &["model.family=Llama"],
         Experiment,

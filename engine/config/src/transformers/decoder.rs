@@ -502,7 +502,11 @@ mod tests {
             ("attention_bias", json!(true), "no biases beside a gate"),
             ("mamba_ssm_dtype", json!("bfloat16"), "keeps the states of gated delta nets in fp32"),
             ("linear_key_head_dim", json!(256), "`linear_key_head_dim` is 256"),
-            ("layer_types", json!(["sliding_attention"; 8]), "full_attention and linear_attention"),
+            (
+                "layer_types",
+                json!(vec!["sliding_attention"; 8]),
+                "full_attention and linear_attention",
+            ),
             ("hidden_act", json!("gelu"), "gates here are SiLU"),
         ] {
             let refusal = with(key, value).expect_err(key);
