@@ -307,7 +307,8 @@ KERNEL(256) attention_sinks(void* out, float* lse, const void* sinks, u32 types,
   for (int col = threadIdx.x % 32; col < (int)dim; col += 32)
     store1(out, type_of(types, 0), unit * dim + col, share * load1(out, type_of(types, 0), unit * dim + col));
   __syncwarp();
-  if (threadIdx.x % 32 == 0) *lse = fmaxf(sum, sink) + log1pf(exponential(-fabsf(sum - sink)));
+  float apart = sum > sink ? sink - sum : sum - sink;
+  if (threadIdx.x % 32 == 0) *lse = fmaxf(sum, sink) + logf(1.0f + exponential(apart));
 }
 
 // d_sinks[h] = minus the sum over the tokens of e^(sinks[h] - lse) times the product of d_out and out of the head. A block has a head. Its

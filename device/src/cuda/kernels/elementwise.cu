@@ -350,7 +350,7 @@ KERNEL(256) clamped_swiglu_backward(void* x, const void* d_y, u32 types, i64 row
     slope = z <= limit ? fmaf(rate * g * (1.0f - s), s, s) : 0.0f;
     return g * s;
   }, [=](float up, float& slope) {
-    slope = fabsf(up) <= limit ? 1.0f : 0.0f;
+    slope = up <= limit && up >= -limit ? 1.0f : 0.0f;
     return within(up, limit) + 1.0f;
   });
 }

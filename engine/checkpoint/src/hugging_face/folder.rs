@@ -329,7 +329,7 @@ impl Folder {
         self.class != ModelClass::GptOss && self.tensors.keys().any(|name| is_stack(name))
     }
 
-    /// Names of the tensors with the numbers of `name`: its own, or those of codes and scales.
+    /// Names of the tensors with the numbers of `name`: `name` itself, or the names of codes and scales.
     fn names_of(&self, name: String) -> Vec<String> {
         let codes = CODES.map(|end| format!("{name}{end}"));
         let has = |name: &String| self.tensors.contains_key(name);

@@ -440,8 +440,8 @@ fn write_part(
     Ok(())
 }
 
-/// The elements of matrices of the same `size`, (rows, columns), column by column. Those of the same
-/// place follow each other.
+/// The elements of matrices of the same `size`, (rows, columns), column by column: elements of
+/// one place follow each other.
 fn alternated(parts: &[Vec<f32>], (rows, columns): (usize, usize)) -> Vec<f32> {
     let mut all = Vec::with_capacity(parts.len() * rows * columns);
     for place in (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column)) {

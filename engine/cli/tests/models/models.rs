@@ -441,25 +441,25 @@ fn what_is_no_file_of_the_folder_is_refused_before_the_run() {
     folder.onebox(&args).refused(66, &["tokenizer_config.json cannot be used: it is a link"]);
 }
 
-/// Keys of zai-org/GLM-4.5-Air and of openai/gpt-oss-20b.
+/// Keys of zai-org/GLM-4.5-Air and of openai/gpt-oss-20b, with fewer layers and experts.
 #[test]
 fn mixtures_of_experts_are_planned_from_their_config_json_alone() {
     let air = json!({
         "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "attention_bias": true, "head_dim": 128,
         "hidden_act": "silu", "hidden_size": 4096, "partial_rotary_factor": 0.5, "intermediate_size": 10944,
         "max_position_embeddings": 131_072, "moe_intermediate_size": 1408, "norm_topk_prob": true,
-        "num_attention_heads": 96, "n_group": 1, "topk_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
-        "routed_scaling_factor": 1.0, "num_experts_per_tok": 8, "first_k_dense_replace": 1, "num_hidden_layers": 46,
+        "num_attention_heads": 96, "n_group": 1, "topk_group": 1, "n_routed_experts": 8, "n_shared_experts": 1,
+        "routed_scaling_factor": 1.0, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "num_hidden_layers": 3,
         "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_scaling": null, "rope_theta": 1_000_000,
         "num_nextn_predict_layers": 1, "tie_word_embeddings": false, "use_qk_norm": false, "vocab_size": 151_552
     });
-    let kinds = ["sliding_attention", "full_attention"].repeat(12);
+    let kinds = ["sliding_attention", "full_attention"];
     let oss = json!({
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": true, "experts_per_token": 4,
         "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
         "intermediate_size": 2880, "layer_types": kinds, "max_position_embeddings": 131_072,
-        "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
-        "num_local_experts": 32, "quantization_config": { "quant_method": "mxfp4" }, "rms_norm_eps": 1e-5,
+        "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 2, "num_key_value_heads": 8,
+        "num_local_experts": 4, "quantization_config": { "quant_method": "mxfp4" }, "rms_norm_eps": 1e-5,
         "rope_scaling": {
             "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
             "rope_type": "yarn", "truncate": false
@@ -469,23 +469,18 @@ fn mixtures_of_experts_are_planned_from_their_config_json_alone() {
     });
     // Queries, keys, values and the projection back, with biases; two norms.
     let attention: u64 = 4096 * (128 * (2 * 96 + 2 * 8)) + 128 * (96 + 2 * 8) + 2 * 4096;
-    let sparse = attention + 128 * 4096 + 128 + (128 + 1) * 3 * 4096 * 1408;
-    let of_air = 2 * 151_552 * 4096 + 4096 + 46 * attention + 3 * 4096 * 10_944;
-    let of_air = of_air + 45 * (sparse - attention);
+    let sparse = attention + 8 * 4096 + 8 + (8 + 1) * 3 * 4096 * 1408;
+    let of_air = 2 * 151_552 * 4096 + 4096 + 3 * attention + 3 * 4096 * 10_944;
+    let of_air = of_air + 2 * (sparse - attention);
     let attention: u64 = 2880 * 64 * (2 * 64 + 2 * 8) + 64 * (64 + 2 * 8) + 2880 + 64 + 2 * 2880;
-    let experts: u64 = 32 * (3 * 2880 * 2880 + 2 * 2880 + 2880) + 32 * (2880 + 1);
-    let of_oss = 2 * 201_088 * 2880 + 2880 + 24 * (attention + experts);
-    for (name, keys, parameters, family, on) in [
-        ("air", air, of_air, "Llama family, 106.9 B parameters", "dgx-h100"),
-        ("oss", oss, of_oss, "Llama family, 20.9 B parameters", "h100-1tib"),
-    ] {
+    let experts: u64 = 4 * (3 * 2880 * 2880 + 2 * 2880 + 2880) + 4 * (2880 + 1);
+    let of_oss = 2 * 201_088 * 2880 + 2880 + 2 * (attention + experts);
+    for (name, keys, parameters) in [("air", air, of_air), ("oss", oss, of_oss)] {
         let folder = Folder::new();
         std::fs::create_dir_all(folder.path(name)).unwrap();
         std::fs::write(folder.path(name).join("config.json"), keys.to_string()).unwrap();
-        let on = bundled(on);
-        let output = folder.onebox(&["plan", "--model", name, "--box", &on]);
-        assert!(output.stdout.contains(family), "{}{}", output.stdout, output.stderr);
-        let answer = folder.onebox(&["plan", "--model", name, "--box", &on, "--json"]);
+        let on = bundled("h100-256gib");
+        let answer = folder.onebox(&["plan", "--model", name, "--box", &on, "--json"]).ok();
         let answer: Value = serde_json::from_str(&answer.stdout).unwrap();
         assert_eq!(answer["parameters"], json!(parameters), "{name}");
     }
