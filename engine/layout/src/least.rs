@@ -180,6 +180,7 @@ mod tests {
             "small-text-llama.ron",
             "h100-1.3b.ron",
             "qwen3-14b-one-gpu.ron",
+            "qwen3.5-9b-one-gpu.ron",
             "dgx2-70b.ron",
         ];
         let all: [&[&str]; 13] = [

@@ -20,7 +20,7 @@ fn host() -> u64 {
 }
 
 /// Adapters over weights that are on the host.
-const ADAPTERS: &[&str] = &["adapter=Lora(rank: 2)", "offload.parameters=Host", "offload.ring=2"];
+const ADAPTERS: &[&str] = &["adapter=Lora(rank: 2)", "offload.parameters=Host"];
 
 fn config(optimizer: &str, layers: usize, more: &[&str]) -> Config {
     let (optimizer, layers) =

@@ -293,6 +293,12 @@ fn a_terminal_that_cannot_move_its_cursor_gets_the_lines_of_a_pipe() {
     assert!(lines.iter().any(|line| line.starts_with(not)), "{lines:#?}");
 }
 
+/// Whether a text sets colours: `ESC [`, numbers, `m`.
+fn has_colours(bytes: &str) -> bool {
+    let is_number = |c: char| c.is_ascii_digit() || c == ';';
+    bytes.split("\u{1b}[").skip(1).any(|rest| rest.trim_start_matches(is_number).starts_with('m'))
+}
+
 #[test]
 fn colours_are_for_terminals_that_want_them_and_hide_nothing() {
     if !has_terminals() {
@@ -317,7 +323,9 @@ fn colours_are_for_terminals_that_want_them_and_hide_nothing() {
         assert!(bytes.contains(&painted), "{painted:?}: {bytes:?}");
         for variable in ["NO_COLOR=1", "TERM=dumb"] {
             let (bytes, plain) = shown(&[variable]);
-            assert!(!bytes.contains('\u{1b}'), "{variable}: {bytes:?}");
+            // On a busy machine a terminal with a cursor shows a line of progress.
+            let hidden = variable == "TERM=dumb" && bytes.contains('\u{1b}');
+            assert!(!hidden && !has_colours(&bytes), "{variable}: {bytes:?}");
             // Numbers of free memory vary.
             let letters =
                 |lines: &[String]| lines.concat().replace(|c: char| !c.is_alphabetic(), "");

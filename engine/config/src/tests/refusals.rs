@@ -512,7 +512,7 @@ fn adapters_of_linears_that_a_model_with_experts_has_not() {
     let dense = "adapter=Lora(rank: 4, targets: [\"up_proj\"])";
     let expected = ["no adapter of the linear `up_proj`", "`experts.down_proj`"];
     refuses(&with(dense), "adapter.targets", &expected);
-    let expected = ["has 12 rows or columns", "at most 12", "model.experts.ffn_hidden"];
+    let expected = ["has 12 rows or columns", "at most 12", "12 channels"];
     refuses(&with("adapter=Lora(rank: 13)"), "adapter.rank", &expected);
     let alone = "adapter=Lora(rank: 13, targets: [\"q_proj\"])";
     loaded(LEAST, &with(alone)).unwrap();
