@@ -231,7 +231,7 @@ pub(super) struct NamedTest {
 /// Pairs that tests of other targets cover. `MODELS` there has models with windows, with layers
 /// without rotary positions, with experts of each kind, with sinks of attention, and with gated delta
 /// nets.
-pub(super) static TESTS: [NamedTest; 18] = [
+pub(super) static TESTS: [NamedTest; 21] = [
     NamedTest {
         pair: ["packed documents", "layer kinds"],
         file: "tests/tests/equivalence/llama/packed.rs",
@@ -282,6 +282,24 @@ pub(super) static TESTS: [NamedTest; 18] = [
     },
     NamedTest {
         pair: ["layer kinds", ADAPTERS],
+        file: "tests/tests/equivalence/adapters.rs",
+        function: "logits_loss_and_every_gradient_are_those_of_peft_on_every_layout",
+        words: ["pass(&shape", "MODELS"],
+    },
+    NamedTest {
+        pair: ["experts", ADAPTERS],
+        file: "tests/tests/equivalence/adapters.rs",
+        function: "logits_loss_and_every_gradient_are_those_of_peft_on_every_layout",
+        words: ["pass(&shape", "MODELS"],
+    },
+    NamedTest {
+        pair: [SIGMOID, ADAPTERS],
+        file: "tests/tests/equivalence/adapters.rs",
+        function: "logits_loss_and_every_gradient_are_those_of_peft_on_every_layout",
+        words: ["pass(&shape", "MODELS"],
+    },
+    NamedTest {
+        pair: [SINKS, ADAPTERS],
         file: "tests/tests/equivalence/adapters.rs",
         function: "logits_loss_and_every_gradient_are_those_of_peft_on_every_layout",
         words: ["pass(&shape", "MODELS"],
