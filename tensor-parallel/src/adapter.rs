@@ -7,7 +7,7 @@
 //! other factor is replicated, and each rank computes a part of its gradient, which
 //! [`Block::backward`](crate::block::Block::backward) sums over the ranks.
 
-use crate::adapter_shape::{AdapterShape, FACTORS, initial_factor};
+use crate::adapter_shape::{AdapterShape, FACTORS};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split, TrainedParams};
 use crate::shape::DecoderShape;
 use device::{Arena, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
@@ -84,6 +84,12 @@ pub(crate) fn declare(
         let split = if *split == Split::Columns { Split::Replicated } else { *split };
         params.add(&format!("{part}.{B}"), (*rows, rank), split, Init::Constant(0.0));
     }
+}
+
+/// Initial values of a factor a with `k` columns. Their variance is the variance of PEFT's initial values,
+/// which are uniform.
+pub(crate) fn initial_factor(k: usize) -> Init {
+    Init::Normal(1.0 / (3.0 * k as f64).sqrt())
 }
 
 /// The gradients of the factors b of `parts`, which several ranks hold.

@@ -1,7 +1,5 @@
 //! Ranks, factors and linears of low-rank adapters.
 
-use crate::params::Init;
-
 /// The adapters of a model.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AdapterShape {
@@ -64,11 +62,6 @@ impl AdapterTargets {
             _ => unreachable!("{part} is a linear of a block"),
         }
     }
-}
-
-/// Initial values of a factor a with `k` columns: they have the variance of PEFT's, which are uniform.
-pub(crate) fn initial_factor(k: usize) -> Init {
-    Init::Normal(1.0 / (3.0 * k as f64).sqrt())
 }
 
 /// Last parts of the factors' names: a, then b.

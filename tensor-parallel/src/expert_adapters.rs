@@ -5,8 +5,8 @@
 //! is cut: b of gate and up, a of the projection back. The other factors are replicated, and each
 //! rank computes a part of their gradients, as for [`Adapter`](crate::adapter::Adapter).
 
-use crate::adapter_shape::{AdapterShape, initial_factor};
-use crate::experts::EXPERTS;
+use crate::adapter::initial_factor;
+use crate::adapter_shape::AdapterShape;
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::shape::{DecoderShape, ExpertsShape};
 use device::{Arena, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
@@ -36,6 +36,8 @@ struct AdaptedMatrix {
     b: &'static [&'static str],
 }
 
+/// Prefix of the experts' parameters, as in `experts`.
+const EXPERTS: &str = "moe.experts.";
 /// Gate and up, which one matmul computes.
 const GATE_UP: AdaptedMatrix = AdaptedMatrix {
     name: "moe.experts.gate_up",

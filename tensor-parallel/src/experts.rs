@@ -101,7 +101,7 @@ pub(crate) struct AppliedExperts {
 }
 
 /// Prefix of the experts' parameters.
-pub(crate) const EXPERTS: &str = "moe.experts.";
+const EXPERTS: &str = "moe.experts.";
 /// Name of the router's weight.
 const ROUTER: &str = "moe.router";
 

@@ -9,7 +9,6 @@ use device::{Device, Plan, Tensor};
 
 /// Parameters of the branch, or their gradients.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a step copies handles and allocates nothing")]
 pub(crate) enum MlpLayer {
     /// One MLP, which all tokens pass.
     Dense(Mlp),
@@ -29,6 +28,7 @@ pub(crate) enum MlpLayerActivations {
 
 /// The branch in a pass.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a step copies handles and allocates nothing")]
 pub(crate) enum AppliedMlpLayer {
     /// One MLP.
     Dense(Mlp, MlpActivations),

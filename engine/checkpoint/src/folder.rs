@@ -65,7 +65,7 @@ pub fn newest_as_restored(
     newest_of(folder, all)
 }
 
-/// The last complete one of the checkpoints `all`, oldest first, and the faults of newer ones.
+/// The newest complete checkpoint of `all`, which are sorted by age, and the faults of newer checkpoints.
 fn newest_of(
     folder: &Directory,
     all: Vec<(u64, String)>,

@@ -97,8 +97,8 @@ const LLAMA: [(&str, &str); 17] = [
 /// Norms before attention and before the MLP.
 const NORMS_BEFORE: [(&str, &str); 2] =
     [(".ln_1.", ".input_layernorm."), (".ln_2.", ".post_attention_layernorm.")];
-/// Norms before and after both. The name that Llama has for the norm before the MLP is that of the
-/// norm after attention here.
+/// Norms before and after both. Llama's name for the norm before the MLP is here the name of
+/// the norm after attention.
 const NORMS_AROUND: [(&str, &str); 4] = [
     (".ln_1.", ".input_layernorm."),
     (".ln_1_post.", ".post_attention_layernorm."),

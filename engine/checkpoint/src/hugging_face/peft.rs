@@ -99,15 +99,15 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
     })
 }
 
-/// Whether an adapter stands beside a part of a tensor of transformers.
+/// Whether an adapter belongs to a part of a tensor of transformers.
 fn has_fused(tensors: &[PeftTensor<'_>]) -> bool {
     tensors
         .iter()
         .any(|tensor| ["qkv_proj", "gate_up_proj"].iter().any(|fused| tensor.name.contains(fused)))
 }
 
-/// Names of the modules that PEFT wraps: the classes of transformers have fused experts, in whatever
-/// form a folder has them.
+/// Names of the modules that PEFT wraps. The classes of transformers have fused experts; the form of a
+/// folder does not matter.
 fn names_in_peft(shape: &DecoderShape, class: ModelClass) -> Names {
     Names::of(shape, class, true)
 }

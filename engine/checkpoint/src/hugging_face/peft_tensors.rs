@@ -10,7 +10,7 @@ const PREFIX: &str = "base_model.model.";
 /// The part of a name before the number of an expert.
 const EXPERTS: &str = ".moe.experts.";
 
-/// A matrix of a file of PEFT: a factor of onebox, or those of all experts of a layer.
+/// A matrix of a file of PEFT. It holds one factor of onebox, or the same factor of all experts of a layer.
 #[derive(Debug)]
 pub(super) struct PeftTensor<'a> {
     pub(super) name: String,
@@ -45,8 +45,8 @@ impl Place {
     }
 }
 
-/// A factor of an expert: of the layer's experts, in PEFT, the first factors stand one below the other,
-/// and the columns of the second ones are interleaved: r by r, each of all experts.
+/// A factor of an expert. One tensor of PEFT holds a factor of all experts of a layer: rows of first
+/// factors stand below each other, and columns of second factors alternate between the experts.
 struct ExpertFactor<'a> {
     layer: &'a str,
     expert: usize,
@@ -95,8 +95,8 @@ pub(super) fn tensors(names: Names, decoder: &Decoder) -> Vec<PeftTensor<'_>> {
 }
 
 impl ExpertFactor<'_> {
-    /// Name and shape of the tensor of PEFT, and the place of the factor `param` in it. `both`: whether
-    /// all matrices of the experts have adapters.
+    /// Name and shape of the tensor of PEFT that holds `param`, and the place of `param` there. `both`:
+    /// whether all matrices of the experts have adapters.
     fn placed(
         &self,
         names: Names,
@@ -157,7 +157,7 @@ impl PlacedFactor<'_> {
         }
     }
 
-    /// The values of the factor among those of `tensor`.
+    /// Values of the factor, cut out of the values `whole` of `tensor`.
     pub(super) fn values(&self, tensor: &PeftTensor<'_>, whole: &[f32]) -> Vec<f32> {
         self.elements(tensor.shape.1).map(|from| whole[from]).collect()
     }

@@ -24,7 +24,7 @@ pub(super) struct RowRuns {
 }
 
 impl RowPlace {
-    /// The place of `param`; `rows` are those of all parameters by name.
+    /// The place of `param`. `rows`: number of rows of each parameter, by name.
     pub(super) fn of(names: Names, param: &Param, rows: &BTreeMap<&str, usize>) -> Self {
         // The matrices of an expert in one tensor have the same number of rows.
         if let Some(stack) = names.stack_place(&param.name) {

@@ -40,3 +40,13 @@ pub(super) fn widen(dtype: &str, bytes: &[u8], out: &mut [f32]) {
 fn widen_by<const N: usize>(bytes: &[u8], out: &mut [f32], number: impl Fn([u8; N]) -> f32) {
     out.iter_mut().zip(bytes.as_chunks::<N>().0).for_each(|(out, bytes)| *out = number(*bytes));
 }
+
+/// The elements of matrices of the same `size`, (rows, columns), column by column: elements of
+/// one place follow each other.
+pub(super) fn alternated(parts: &[Vec<f32>], (rows, columns): (usize, usize)) -> Vec<f32> {
+    let mut all = Vec::with_capacity(parts.len() * rows * columns);
+    for place in (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column)) {
+        all.extend(parts.iter().map(|part| part[place]));
+    }
+    all
+}

@@ -6,6 +6,7 @@ use super::folder::Folder;
 use super::names::{Names, StackPlace, is_always_fp32, unwrapped};
 use super::numbers::Numbers;
 use super::parameters::ModelParameters;
+use super::tensors::alternated;
 use super::untrained::{UntrainedSource, UntrainedTensor, UntrainedTensors, first_unequal};
 use super::weights::PretrainedWeights;
 use super::{CONFIG, FolderError, INDEX, WHOLE, config_json, transposed};
@@ -438,16 +439,6 @@ fn write_part(
     }
     file.flush().and_then(|()| file.get_ref().sync_all()).map_err(&failed)?;
     Ok(())
-}
-
-/// The elements of matrices of the same `size`, (rows, columns), column by column: elements of
-/// one place follow each other.
-fn alternated(parts: &[Vec<f32>], (rows, columns): (usize, usize)) -> Vec<f32> {
-    let mut all = Vec::with_capacity(parts.len() * rows * columns);
-    for place in (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column)) {
-        all.extend(parts.iter().map(|part| part[place]));
-    }
-    all
 }
 
 /// Reads the folder as an import would, and compares all values with the parameters.
