@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 
+mod adapters;
 mod attention;
 mod chats;
 mod fine_tune;
