@@ -92,6 +92,16 @@ pub(crate) fn initial_factor(k: usize) -> Init {
     Init::Normal(1.0 / (3.0 * k as f64).sqrt())
 }
 
+/// Multiplies x by `scale` in place.
+#[track_caller]
+pub(crate) fn scaled(dev: &Device, x: Tensor, scale: f32) -> Tensor {
+    if scale != 1.0 {
+        let (y, dropout) = (x, Dropout::NONE);
+        dev.submit(Compute, Op::Dropout { x, y, dropout, scale });
+    }
+    x
+}
+
 /// The gradients of the factors b of `parts`, which several ranks hold.
 pub(crate) fn shared<'a>(
     flat: FlatBuffer<'a>,
@@ -152,17 +162,7 @@ impl Adapter {
     fn hidden(&self, dev: &Device, x: Tensor) -> Tensor {
         let hidden = self.transient(self.scratch.hidden, x.shape().0);
         dev.submit(Compute, Op::product(x, self.a.t(), hidden));
-        self.scaled(dev, hidden)
-    }
-
-    /// Multiplies x by s in place.
-    #[track_caller]
-    fn scaled(&self, dev: &Device, x: Tensor) -> Tensor {
-        if self.scale != 1.0 {
-            let (y, dropout, scale) = (x, Dropout::NONE, self.scale);
-            dev.submit(Compute, Op::Dropout { x, y, dropout, scale });
-        }
-        x
+        scaled(dev, hidden, self.scale)
     }
 
     /// Computes y (rows, n) += s (x a') b' from x (rows, k).
@@ -185,7 +185,7 @@ impl Adapter {
                 (d.columns(first..first + b.shape().0), self.columns(d_hidden, number));
             dev.submit(Compute, Op::product(of_part, b, c));
         }
-        dev.submit(Compute, Op::add_product(self.scaled(dev, d_hidden), self.a, d_x));
+        dev.submit(Compute, Op::add_product(scaled(dev, d_hidden, self.scale), self.a, d_x));
     }
 
     /// Computes the gradients of a and b from d (rows, n) and x (rows, k). Computes x a' again, since

@@ -26,7 +26,7 @@ pub(crate) struct DeltaScratch {
     pub(crate) outputs: Option<DeltaOutputs>,
 }
 
-/// What a gated delta net computes of all tokens of a sample.
+/// Results of a gated delta net for all tokens of a sample.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeltaPass {
     pub(crate) qkv: Tensor,    // (T, U)

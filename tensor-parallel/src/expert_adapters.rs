@@ -5,11 +5,12 @@
 //! is cut: b of gate and up, a of the projection back. The other factors are replicated, and each
 //! rank computes a part of their gradients, as for [`Adapter`](crate::adapter::Adapter).
 
-use crate::adapter::initial_factor;
+use crate::adapter::{initial_factor, scaled};
 use crate::adapter_shape::AdapterShape;
+use crate::experts_shape::EXPERTS;
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::shape::{DecoderShape, ExpertsShape};
-use device::{Arena, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
+use device::{Arena, Device, Lane::Compute, Op, Plan, Tensor};
 use device::{ExpertWeights, GroupedForm};
 
 /// Transients of the adapters of a layer's experts; all layers share them.
@@ -36,8 +37,6 @@ struct AdaptedMatrix {
     b: &'static [&'static str],
 }
 
-/// Prefix of the experts' parameters, as in `experts`.
-const EXPERTS: &str = "moe.experts.";
 /// Gate and up, which one matmul computes.
 const GATE_UP: AdaptedMatrix = AdaptedMatrix {
     name: "moe.experts.gate_up",
@@ -114,40 +113,20 @@ impl ExpertAdapter {
         let (c, inner) = (shape.hidden, experts.ffn_hidden / shape.tp_size);
         let sizes = [(GATE_UP, (2 * inner, c)), (PROJ, (c, inner))];
         sizes.map(|(matrix, (n, k))| {
-            targets.has(matrix.name).then(|| {
-                let weights = |parts: &[&str], shape: (usize, usize)| ExpertWeights {
-                    all: flat.run_of(matrix.name, |name| {
-                        let part = name.strip_prefix(EXPERTS).and_then(|of| of.split_once('.'));
-                        part.is_some_and(|(_, part)| parts.contains(&part))
-                    }),
-                    shape,
-                    count: experts.count,
-                    stride: shape.0 * shape.1,
-                };
-                Self {
-                    a: weights(&[matrix.a], (rank, k)),
-                    b: weights(matrix.b, (n, rank)),
-                    scale: scale as f32,
-                    scratch,
-                }
+            targets.has(matrix.name).then(|| Self {
+                a: flat.of_experts(&[matrix.a], (rank, k), experts.count),
+                b: flat.of_experts(matrix.b, (n, rank), experts.count),
+                scale: scale as f32,
+                scratch,
             })
         })
-    }
-
-    /// Multiplies x by s in place.
-    fn scaled(&self, dev: &Device, x: Tensor) -> Tensor {
-        if self.scale != 1.0 {
-            let (y, dropout, scale) = (x, Dropout::NONE, self.scale);
-            dev.submit(Compute, Op::Dropout { x, y, dropout, scale });
-        }
-        x
     }
 
     /// Computes s x a' (R, r) in a transient from x (R, k).
     fn hidden(&self, dev: &Device, offsets: Tensor, x: Tensor) -> Tensor {
         let hidden = self.scratch.hidden.rows(0..x.shape().0);
         dev.submit(Compute, Op::grouped_forward(self.a, offsets, x, hidden));
-        self.scaled(dev, hidden)
+        scaled(dev, hidden, self.scale)
     }
 
     /// Computes y (R, n) += s (x a') b' from x (R, k).
@@ -162,7 +141,7 @@ impl ExpertAdapter {
     pub(crate) fn input_gradient(&self, dev: &Device, offsets: Tensor, d: Tensor, d_x: Tensor) {
         let d_hidden = self.scratch.d_hidden;
         dev.submit(Compute, Op::grouped_input_gradient(self.b, offsets, d, d_hidden));
-        let (form, d_hidden) = (GroupedForm::InputGradient, self.scaled(dev, d_hidden));
+        let (form, d_hidden) = (GroupedForm::InputGradient, scaled(dev, d_hidden, self.scale));
         dev.submit(Compute, Op::grouped_addition(form, self.a, offsets, d_hidden, d_x));
     }
 

@@ -1,5 +1,6 @@
 //! Biases of experts and of their router. Letters: E experts, I inner width, t ranks.
 
+use crate::experts_shape::EXPERTS;
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::shape::{DecoderShape, ExpertsShape};
 use device::{Device, Lane::Compute, Op, Tensor};
@@ -12,8 +13,6 @@ pub(crate) struct ExpertBiases {
     pub(crate) proj: Tensor,    // (E, C), added on the first rank, before the sum over the ranks
 }
 
-/// Prefix of the experts' parameters, as in `experts`.
-const EXPERTS: &str = "moe.experts.";
 /// Name of the router's bias.
 const ROUTER: &str = "moe.router.bias";
 /// End of the names of the biases of the projections back.
@@ -49,17 +48,14 @@ impl ExpertBiases {
         shape: &DecoderShape,
         experts: &ExpertsShape,
     ) -> Option<Self> {
-        let is_bias = |name: &str, of_proj: bool| {
-            name.starts_with(EXPERTS) && name.ends_with(".bias") && name.ends_with(PROJ) == of_proj
-        };
-        let rows = |whose, of_proj, columns| {
-            let run = flat.run_of(whose, |name| is_bias(name, of_proj));
+        let rows = |parts: &[&str], columns| {
+            let run = flat.run_of_experts(parts);
             if run.is_empty() { run } else { run.reshape(experts.count, columns) }
         };
         experts.biases.then(|| Self {
             router: flat.whole(ROUTER),
-            gate_up: rows("biases of gates", false, 2 * experts.ffn_hidden / shape.tp_size),
-            proj: rows("biases of projections", true, shape.hidden),
+            gate_up: rows(&["gate.bias", "up.bias"], 2 * experts.ffn_hidden / shape.tp_size),
+            proj: rows(&[PROJ], shape.hidden),
         })
     }
 

@@ -11,6 +11,7 @@ use crate::expert_adapters::{self, ExpertAdapter};
 use crate::expert_biases::ExpertBiases;
 use crate::expert_loads::{ExpertLoads, LayerBalance, LayerLoads};
 use crate::experts_scratch::ExpertsScratch;
+use crate::experts_shape::EXPERTS;
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
 use crate::router_correction::{self, CORRECTION, RouterCorrections};
 use crate::shape::{DecoderShape, ExpertsShape, SigmoidShape};
@@ -100,8 +101,6 @@ pub(crate) struct AppliedExperts {
     pub(crate) scratch: ExpertsScratch,
 }
 
-/// Prefix of the experts' parameters.
-const EXPERTS: &str = "moe.experts.";
 /// Name of the router's weight.
 const ROUTER: &str = "moe.router";
 
@@ -150,22 +149,10 @@ impl Experts {
         let of_adapters = scratch.experts().adapters;
         let [gate_up_adapter, proj_adapter] = ExpertAdapter::cut(flat, shape, experts, of_adapters);
         let (c, inner) = (shape.hidden, experts.ffn_hidden / shape.tp_size);
-        // The name without the expert's number.
-        let own = |name: &str| match name.strip_prefix(EXPERTS)?.split_once('.')?.1 {
-            "gate.weight" | "up.weight" => Some(false),
-            "proj.weight" => Some(true),
-            _ => None,
-        };
-        let weights = |whose, is_proj, shape: (usize, usize)| ExpertWeights {
-            all: flat.run_of(whose, |name| own(name) == Some(is_proj)),
-            shape,
-            count: experts.count,
-            stride: shape.0 * shape.1,
-        };
         Self {
             router: flat.get(ROUTER, "weight"),
-            gate_up: weights("gates of experts", false, (2 * inner, c)),
-            proj: weights("projections of experts", true, (c, inner)),
+            gate_up: flat.of_experts(&["gate.weight", "up.weight"], (2 * inner, c), experts.count),
+            proj: flat.of_experts(&["proj.weight"], (c, inner), experts.count),
             correction: experts.sigmoid.map(|_| flat.whole(CORRECTION)),
             shared: SharedExpert::cut(flat, experts),
             gate_up_adapter,

@@ -1,5 +1,8 @@
 //! The shape of the experts of a layer.
 
+/// Prefix of the parameters of experts in a block; the number of the expert follows.
+pub(crate) const EXPERTS: &str = "moe.experts.";
+
 /// The experts of a layer: E MLPs with a gate, of which a router chooses k for each token. The
 /// layer's output is the sum of the chosen outputs, each times a weight. No token is dropped.
 #[derive(Clone, Copy, Debug, PartialEq)]

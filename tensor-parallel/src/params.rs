@@ -7,8 +7,9 @@
 //! gradient, and the optimizer has no state of them.
 
 use crate::adapter_shape::{AdapterShape, is_factor};
-use device::Tensor;
+use crate::experts_shape::EXPERTS;
 use device::numerics::CountedRange;
+use device::{ExpertWeights, Tensor};
 use std::ops::Range;
 
 /// The parameters that a run trains.
@@ -392,6 +393,25 @@ impl FlatBuffer<'_> {
         }
         let range = range.unwrap_or_else(|| unreachable!("{name} has no {whose}"));
         self.elements(range)
+    }
+
+    /// The parameters of all experts whose names after the expert's number are in `parts`, as one row.
+    /// They must be adjacent.
+    pub(crate) fn run_of_experts(self, parts: &[&str]) -> Tensor {
+        self.run_of(parts[0], |name| {
+            let numbered = name.strip_prefix(EXPERTS).and_then(|rest| rest.split_once('.'));
+            numbered.is_some_and(|(_, part)| parts.contains(&part))
+        })
+    }
+
+    /// The matrices of `count` experts, each of this `shape` and made of its `parts`.
+    pub(crate) fn of_experts(
+        self,
+        parts: &[&str],
+        shape: (usize, usize),
+        count: usize,
+    ) -> ExpertWeights {
+        ExpertWeights { all: self.run_of_experts(parts), shape, count, stride: shape.0 * shape.1 }
     }
 
     /// Elements `range` of the buffer as one row: no elements if they are frozen parameters and the

@@ -43,7 +43,7 @@ const MERGE: &str = "merge the adapters into their base with `model.merge_and_un
 const DAMAGED: &str =
     "correct adapter_config.json, or take that of `PeftModel.save_pretrained` again";
 
-/// What a folder of PEFT says about its adapters.
+/// Settings, base and dropout of the adapters in a folder of PEFT.
 #[derive(Debug, PartialEq)]
 struct PeftConfig {
     settings: PeftSettings,

@@ -166,13 +166,16 @@ const TYPES: [&str; 3] = ["F32", "F16", "BF16"];
 /// adapters.
 pub fn not_in_peft(model: &ModelConfig, decoder: &Decoder) -> Option<&'static str> {
     decoder.shape().adapters()?;
-    let names = names_in_peft(decoder.shape(), class_of(model).ok()?);
-    has_fused(&tensors(names, decoder)).then_some(FUSED)
+    has_fused(&tensors_of(model, decoder).ok()?).then_some(FUSED)
 }
 
-/// The class of transformers that `model` has.
-fn class_of(model: &ModelConfig) -> Result<ModelClass, String> {
-    Ok(config_json::description(model, Numbers::F32.of_torch(), None, false)?.class)
+/// The tensors of PEFT for the adapters of `decoder`, which has the layout of `model`.
+fn tensors_of<'a>(
+    model: &ModelConfig,
+    decoder: &'a Decoder,
+) -> Result<Vec<PeftTensor<'a>>, String> {
+    let described = config_json::description(model, Numbers::F32.of_torch(), None, false)?;
+    Ok(tensors(names_in_peft(decoder.shape(), described.class), decoder))
 }
 
 /// The file of a folder of PEFT with the factors of a decoder's adapters. Its header is checked; its
@@ -281,8 +284,8 @@ pub fn check_adapters(
     model: &ModelConfig,
     decoder: &Decoder,
 ) -> Result<(), FolderError> {
-    let class = class_of(model).map_err(|why| FolderError::refused(folder, why))?;
-    FactorFile::open(folder, &tensors(names_in_peft(decoder.shape(), class), decoder)).map(drop)
+    let tensors = tensors_of(model, decoder).map_err(|why| FolderError::refused(folder, why))?;
+    FactorFile::open(folder, &tensors).map(drop)
 }
 
 /// Reads the factors of the adapters of `decoder` from a folder of PEFT, by their names in onebox.
@@ -295,8 +298,7 @@ pub fn read_adapters(
     model: &ModelConfig,
     decoder: &Decoder,
 ) -> Result<BTreeMap<String, Arc<[f32]>>, FolderError> {
-    let class = class_of(model).map_err(|why| FolderError::refused(folder, why))?;
-    let tensors = tensors(names_in_peft(decoder.shape(), class), decoder);
+    let tensors = tensors_of(model, decoder).map_err(|why| FolderError::refused(folder, why))?;
     let from = FactorFile::open(folder, &tensors)?;
     let mut factors = BTreeMap::new();
     for (tensor, entry) in tensors.iter().zip(&from.entries) {

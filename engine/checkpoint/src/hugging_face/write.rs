@@ -432,7 +432,9 @@ fn write_part(
             let values = match parts {
                 Some(_) => alternated(&all, size),
                 None if is_transposed => transposed(&all[0], size),
-                None => all.into_iter().next().unwrap_or_default(),
+                None => {
+                    all.into_iter().next().unwrap_or_else(|| unreachable!("a chunk is not empty"))
+                }
             };
             write_values(&values)?;
         }

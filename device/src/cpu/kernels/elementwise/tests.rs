@@ -45,7 +45,7 @@ fn gate_f64(gate: Gate, x: f64) -> [f64; 2] {
     }
 }
 
-/// What multiplies a gate's activation, and its derivative.
+/// The factor of a gate's activation, and its derivative.
 fn factor_f64(gate: Gate, up: f64) -> [f64; 2] {
     match gate {
         Gate::Silu | Gate::Gelu => [up, 1.0],
