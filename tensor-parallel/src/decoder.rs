@@ -355,7 +355,7 @@ impl Decoder {
     /// Runs new tokens of some samples; `cache` has the earlier tokens. `tokens` (1, rows) has the
     /// tokens of each sample side by side, in the order of `new`. Needs `tp_size` 1.
     /// [`project_new`](Self::project_new) then computes logits.
-    pub fn extend(&self, dev: &Device, cache: &KvCache, new: &[NewTokens], tokens: Tensor) {
+    pub fn extend(&self, dev: &Device, cache: &mut KvCache, new: &[NewTokens], tokens: Tensor) {
         let (shape, rows) = (&self.shape, tokens.len());
         assert!(shape.tp_size == 1 && rows == new.iter().map(|new| new.count).sum::<usize>());
         let x = |layer| self.x[0].input(layer).rows(0..rows);
@@ -364,6 +364,7 @@ impl Decoder {
             let extension = Extension { cache, new, layer, table: block.table };
             block.extend(dev, shape, x(layer), x(layer + 1), extension);
         }
+        cache.advance(new);
         let saved = self.final_saved.first(rows);
         self.final_norm.forward(dev, shape.region(), x(shape.layers), saved);
     }

@@ -211,23 +211,24 @@ impl DeltaNet {
         let DeltaActivations { input, raw_gates, gates, states, out, outputs, .. } = saved;
         self.project(dev, normed, saved);
         let pass_outputs = DeltaPass { qkv: outputs.qkv, gates, out, states };
-        self.compute_all(dev, [input, raw_gates], pass_outputs, pass);
+        self.convolve(dev, input, outputs.qkv, pass);
+        self.rule(dev, raw_gates, pass_outputs, None, pass);
         self.norm(dev, saved, pass.epsilon);
     }
 
-    /// Computes what depends on several tokens of a sample: queries, keys and values before the
-    /// convolution, and gates before their functions -> outputs of the rule.
-    pub(crate) fn compute_all(
+    /// Computes the queries, keys and values of `results`, and gates before their functions -> outputs
+    /// of the rule. `initial` has the states before the samples; without it they are 0.
+    pub(crate) fn rule(
         &self,
         dev: &Device,
-        [input, raw_gates]: [Tensor; 2],
+        raw_gates: Tensor,
         DeltaPass { qkv, gates, out, states }: DeltaPass,
+        initial: Option<Tensor>,
         pass: DeltaContext,
     ) {
         let (DeltaContext { heads, starts, .. }, Self { decay, bias, .. }) = (pass, *self);
-        self.convolve(dev, input, qkv, pass);
         dev.submit(Compute, Op::DeltaGates { x: raw_gates, decay, bias, gates });
-        dev.submit(Compute, Op::DeltaRule { qkv, gates, out, states, heads, starts });
+        dev.submit(Compute, Op::DeltaRule { qkv, gates, out, states, initial, heads, starts });
     }
 
     /// Computes the projections of normed (rows, C).
@@ -237,7 +238,8 @@ impl DeltaNet {
         dev.submit(Compute, Op::product(normed, self.gates.t(), saved.raw_gates));
     }
 
-    fn convolve(&self, dev: &Device, x: Tensor, y: Tensor, pass: DeltaContext) {
+    /// Computes queries, keys and values x (B T, U) -> y (B T, U) after the convolution.
+    pub(crate) fn convolve(&self, dev: &Device, x: Tensor, y: Tensor, pass: DeltaContext) {
         let (seq_len, starts, weight) = (pass.heads.seq_len, pass.starts, self.convolution);
         dev.submit(Compute, Op::Convolution { x, weight, y, seq_len, starts });
     }

@@ -85,10 +85,15 @@ impl DeltaPass {
         }
     }
 
-    /// The first `tokens` tokens.
-    pub(crate) fn first(self, tokens: usize) -> Self {
+    /// Results for `tokens` tokens; `qkv` has `seen` more before them.
+    pub(crate) fn of(self, seen: usize, tokens: usize) -> Self {
         let Self { qkv, gates, out, states } = self;
-        let [qkv, gates, out] = [qkv, gates, out].map(|of| of.rows(0..tokens));
-        Self { qkv, gates, out, states: states.rows(0..tokens.div_ceil(DELTA_CHUNK)) }
+        let [gates, out] = [gates, out].map(|of| of.rows(0..tokens));
+        Self {
+            qkv: qkv.rows(seen..seen + tokens),
+            gates,
+            out,
+            states: states.rows(0..tokens.div_ceil(DELTA_CHUNK)),
+        }
     }
 }

@@ -205,8 +205,9 @@ impl Op {
                 all(&[(Read, x), (Read, decay), (Read, bias), (Read, d_gates)]);
                 all(&[(Write, d_x), (Write, d_decay), (Write, d_bias)]);
             }
-            Self::DeltaRule { qkv, gates, out, states, starts, .. } => {
+            Self::DeltaRule { qkv, gates, out, states, initial, starts, .. } => {
                 all(&[(Read, qkv), (Read, gates), (Write, out), (Write, states)]);
+                initial.into_iter().for_each(|initial| all(&[(Read, initial)]));
                 starts.into_iter().for_each(|starts| all(&[(Read, starts)]));
             }
             Self::DeltaRuleBackward {

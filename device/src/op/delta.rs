@@ -91,6 +91,13 @@ impl DeltaHeads {
     }
 }
 
+impl DeltaHeads {
+    /// Checks the states before the samples of qkv: (B, H d e) F32.
+    fn check_initial(&self, qkv: Tensor, initial: Tensor) -> Result<(), String> {
+        one_of(initial, Dtype::F32, qkv.shape().0 / self.seq_len * self.state_len())
+    }
+}
+
 impl Op {
     /// Checks the shapes of an op of the gated delta rule.
     pub(super) fn check_delta(&self) -> Result<(), String> {
@@ -124,10 +131,11 @@ impl Op {
                     same(d_bias.len(), decay.len()),
                 ])
             }
-            Self::DeltaRule { qkv, gates, out, states, heads, starts } => all_of(&[
+            Self::DeltaRule { qkv, gates, out, states, initial, heads, starts } => all_of(&[
                 heads.check(qkv),
                 same(out.shape().0, qkv.shape().0),
                 heads.check_others(gates, out, states),
+                initial.map_or(Ok(()), |initial| heads.check_initial(qkv, initial)),
                 check_starts(starts, qkv),
             ]),
             Self::DeltaRuleBackward {
@@ -225,6 +233,7 @@ mod tests {
             gates: tensor(gates, (260, 2 * values)),
             out: floats((260, 5 * values)),
             states: floats(states),
+            initial: None,
             heads,
             starts: Some(tensor(Dtype::I32, (1, 260))),
         }

@@ -428,15 +428,17 @@ pub enum Op {
         d_bias: Tensor,
     },
     /// The gated delta rule (arXiv 2412.06464) of rows with the gates b and g: a head's state S (d, e),
-    /// 0 at the start of a document, becomes e^g S + b k (v - e^g S' k)', and a row of `out` (B T, H e)
+    /// at the start of a document 0 or that of `initial`, becomes e^g S + b k (v - e^g S' k)', and a row of `out` (B T, H e)
     /// is S' q. Here q and k are q / sqrt(sum(q^2) + 1e-6) / sqrt(d) and k / sqrt(sum(k^2) + 1e-6) of
     /// `qkv`. Computed in chunks in fp32. `states` (B places, H d e) F32: the state before each chunk
-    /// that continues a document, and 0 in other places ([`DeltaHeads::places`]).
+    /// that continues a document, and 0 in other places ([`DeltaHeads::places`]). `initial` (B, H d e)
+    /// F32: the states before the first row of each sample; there is no gradient of them.
     DeltaRule {
         qkv: Tensor,
         gates: Tensor,
         out: Tensor,
         states: Tensor,
+        initial: Option<Tensor>,
         heads: DeltaHeads,
         starts: Option<Tensor>,
     },

@@ -37,6 +37,9 @@ INLINE i64 at_state(const Delta& of, int position) {
   return (place * of.values + blockIdx.y) * of.key_dim * of.value_dim;
 }
 
+// Index of the state before the sample.
+INLINE i64 at_initial(const Delta& of) { return ((i64)blockIdx.z * of.values + blockIdx.y) * of.key_dim * of.value_dim; }
+
 struct Chunk {
   int first, rows;  // the first row's position in the sample
   bool is_first, is_last;  // of its document
@@ -180,8 +183,10 @@ struct Forward {
   float state[1];  // (padded keys, COLUMNS)
 };
 
-// out, and the states before chunks that continue a document. Blocks are (columns of values, head, sample).
-KERNEL(256) delta_rule(const void* qkv, const float* gates, void* out, float* states, u32 types, DELTA_PARAMETERS) {
+// out, and the states before chunks that continue a document. `initial` has those before the samples; null: they are 0. Blocks are
+// (columns of values, head, sample).
+KERNEL(256) delta_rule(const void* qkv, const float* gates, void* out, float* states, const float* initial, u32 types,
+                       DELTA_PARAMETERS) {
   DYNAMIC_SHARED(dynamic);
   Forward& shared = *(Forward*)dynamic;
   Rule& rule = shared.rule;
@@ -198,8 +203,10 @@ KERNEL(256) delta_rule(const void* qkv, const float* gates, void* out, float* st
     first += chunk.rows;
     i64 place = at_state(of, chunk.first);
     each_of_state(of, [&](u32 k, u32 i) {
-      if (chunk.is_first) state[i] = 0.0f;
-      else if (has_column && k < key_dim) states[place + (i64)k * value_dim + col] = state[i];
+      if (chunk.is_first) {
+        bool has = initial && chunk.first == 0 && has_column && k < key_dim;
+        state[i] = has ? initial[at_initial(of) + (i64)k * value_dim + col] : 0.0f;
+      } else if (has_column && k < key_dim) states[place + (i64)k * value_dim + col] = state[i];
     });
     read_rule(of, chunk, qkv, type_of(types, 0), gates, rule);
     float a[4][4] = {}, w[8] = {};

@@ -77,9 +77,10 @@ fn delta_parameters(args: Args, heads: DeltaHeads, starts: u64) -> Args {
 impl Launcher<'_> {
     pub(super) fn delta(&mut self, op: &Op) -> Result<(), String> {
         match *op {
-            Op::DeltaRule { qkv, gates, out, states, heads, starts } => {
-                [gates, states].into_iter().try_for_each(|t| is(t, Dtype::F32))?;
-                let args = self.args(&[qkv, gates, out, states]).with(&[values(&[qkv, out])?]);
+            Op::DeltaRule { qkv, gates, out, states, initial, heads, starts } => {
+                [gates, states].into_iter().chain(initial).try_for_each(|t| is(t, Dtype::F32))?;
+                let args = self.args(&[qkv, gates, out, states]).with(&[self.at_or_null(initial)]);
+                let args = args.with(&[values(&[qkv, out])?]);
                 let args = delta_parameters(args, heads, self.at_or_null(starts));
                 let samples = qkv.shape().0 / heads.seq_len;
                 self.launch(of_columns("delta_rule", heads, samples, OF_VALUES, args));

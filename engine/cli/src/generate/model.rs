@@ -180,10 +180,10 @@ impl Model {
         Ok(all)
     }
 
-    fn extend(&self, new: &[NewTokens], tokens: &[i32]) -> Result<(), GenerateError> {
+    fn extend(&mut self, new: &[NewTokens], tokens: &[i32]) -> Result<(), GenerateError> {
         let batch = self.tokens.slice(0..tokens.len());
         self.dev.write(batch, &|i| f64::from(tokens[i]))?;
-        self.decoder.extend(&self.dev, &self.cache, new, batch);
+        self.decoder.extend(&self.dev, &mut self.cache, new, batch);
         Ok(())
     }
 
@@ -242,10 +242,14 @@ pub(super) mod tests {
     }
 
     fn open(name: &str, samples: usize) -> Model {
+        open_for(name, samples, 12)
+    }
+
+    fn open_for(name: &str, samples: usize, context: usize) -> Model {
         let (folder, config) = fixture(name);
         let machine = LocalMachine::default();
         let from = ModelSource::on_cores(WeightSource::Folder(&folder), None, &machine);
-        Model::open(&config, &from, 12, samples).unwrap()
+        Model::open(&config, &from, context, samples).unwrap()
     }
 
     /// A text of 61 different tokens.
@@ -301,6 +305,31 @@ pub(super) mod tests {
                     "{name}: {difference:e} of {size:e} behind {alike} tokens"
                 );
             }
+        }
+    }
+
+    /// A text goes on from the states before its last chunk of 64 tokens, also behind a cut before and
+    /// behind them.
+    #[test]
+    fn states_of_delta_nets_go_on_over_chunks() {
+        let (mut grown, mut whole) = (open_for("qwen3-5", 2, 150), open_for("qwen3-5", 1, 150));
+        let text: Vec<i32> = (0..150).map(|i| (i * i * 7 + 11 * i) % 61).collect();
+        let ends = (60..=68).chain([70, 127, 128, 129, 130, 131, 50, 51, 64, 65, 149, 150, 140]);
+        let mut before = 0;
+        for end in ends {
+            let tokens = &text[..end];
+            for sample in [1, 0] {
+                grown.keep(sample, end.min(before).saturating_sub(1));
+            }
+            let next = |model: &mut Model, sample| {
+                model.next(&[SampleTokens { sample, tokens }]).unwrap().remove(0)
+            };
+            whole.forget();
+            let (got, want) = (next(&mut grown, 1), next(&mut whole, 0));
+            let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+            let difference = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
+            assert!(difference < 2e-6 * size, "{difference:e} of {size:e} behind {end} tokens");
+            before = end;
         }
     }
 

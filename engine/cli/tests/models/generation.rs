@@ -78,6 +78,31 @@ fn a_greedy_text_is_that_of_transformers_beyond_the_window() {
     }
 }
 
+/// The text has five chunks of the gated delta rule.
+#[test]
+fn a_greedy_text_of_300_tokens_of_delta_nets_is_that_of_transformers() {
+    let folder = Folder::new();
+    let model = copied(&folder, &fixture("hf-qwen3-5-tiny"));
+    let config = std::fs::read_to_string(model.join("config.json")).unwrap();
+    let positions = "\"max_position_embeddings\": 24";
+    assert!(config.contains(positions));
+    let config = config.replace(positions, "\"max_position_embeddings\": 400");
+    std::fs::write(model.join("config.json"), config).unwrap();
+    let known = std::fs::read(fixture("greedy-qwen3-5.json")).unwrap();
+    let known: Value = serde_json::from_slice(&known).unwrap();
+    let list = |name: &str| known[name].as_array().unwrap().clone();
+    let (prompt, tokens) = (list("prompt"), list("tokens"));
+    assert_eq!(tokens.len(), 300);
+    for given in [0, 150] {
+        let text: Vec<String> =
+            prompt.iter().chain(&tokens[..given]).map(Value::to_string).collect();
+        let (text, more) = (text.join(" "), (tokens.len() - given).to_string());
+        let args = ["copy", "--prompt", &text, "--tokens", &more, "--temperature", "0"];
+        let found = answers(&folder, &args);
+        assert_eq!(found[0]["tokens"], Value::from(&tokens[given..]), "{given} tokens given");
+    }
+}
+
 #[test]
 fn prompts_together_have_the_texts_that_each_has_alone() {
     let (folder, chat) = (Folder::new(), fixture("hf-chat-tiny"));

@@ -26,7 +26,7 @@ pub(crate) fn cases(heads: DeltaHeads, value: Dtype) -> Vec<Case> {
         if backward {
             Op::DeltaRuleBackward { qkv, gates, states, d_out, d_qkv, d_gates, heads, starts }
         } else {
-            Op::DeltaRule { qkv, gates, out, states, heads, starts }
+            Op::DeltaRule { qkv, gates, out, states, initial: None, heads, starts }
         }
     };
     let convolution = move |t: &mut Tensors, rows: usize| {

@@ -12,6 +12,8 @@ pub(crate) struct RuleTensors {
     gates: Tensor,
     out: Tensor,
     states: Tensor,
+    /// Those before the samples.
+    initial: Tensor,
     d_out: Tensor,
     d_qkv: Tensor,
     d_gates: Tensor,
@@ -33,6 +35,7 @@ impl RuleTensors {
             gates: rig.put(Dtype::F32, (rows, 2 * values), &gates),
             out: rig.out(dtype, (rows, width)),
             states: rig.out(Dtype::F32, (samples * heads.places(), heads.state_len())),
+            initial: rig.put_noise(Dtype::F32, (samples, heads.state_len()), 5),
             d_out: rig.put_noise(dtype, (rows, width), 3),
             d_qkv: rig.out(dtype, (rows, heads.columns())),
             d_gates: rig.out(Dtype::F32, (rows, 2 * values)),
@@ -41,11 +44,17 @@ impl RuleTensors {
 
     /// The rule, then its gradients.
     pub(crate) fn ops(self, starts: Option<Tensor>) -> [Op; 2] {
-        let Self { heads, qkv, gates, out, states, d_out, d_qkv, d_gates } = self;
+        let Self { heads, qkv, gates, out, states, d_out, d_qkv, d_gates, .. } = self;
         [
-            Op::DeltaRule { qkv, gates, out, states, heads, starts },
+            Op::DeltaRule { qkv, gates, out, states, initial: None, heads, starts },
             Op::DeltaRuleBackward { qkv, gates, states, d_out, d_qkv, d_gates, heads, starts },
         ]
+    }
+
+    /// The rule from the states before the samples.
+    fn continued(self, starts: Option<Tensor>) -> Op {
+        let Self { heads, qkv, gates, out, states, initial, .. } = self;
+        Op::DeltaRule { qkv, gates, out, states, initial: Some(initial), heads, starts }
     }
 }
 
@@ -73,6 +82,7 @@ fn the_rule_and_its_gradients_agree() {
                 let [forward, backward] = of.ops(starts);
                 pair.check(&forward, 2e-6, 1.0);
                 pair.check(&backward, 2e-5, 1.0);
+                pair.check(&of.continued(starts), 2e-6, 1.0);
             }
         }
     }

@@ -49,7 +49,7 @@ fn rule(plan: &mut Plan, backward: bool) -> OpSets {
     let op = if backward {
         Op::DeltaRuleBackward { qkv, gates, states, d_out, d_qkv, d_gates, heads, starts }
     } else {
-        Op::DeltaRule { qkv, gates, out, states, heads, starts }
+        Op::DeltaRule { qkv, gates, out, states, initial: None, heads, starts }
     };
     let values = heads.values;
     let gate = move |i: usize| if i % (2 * values) < values { 0.5 } else { -0.1 };

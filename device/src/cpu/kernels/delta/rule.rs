@@ -22,17 +22,18 @@ const EPSILON: f32 = 1e-6;
 
 pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), String> {
     match *op {
-        Op::DeltaRule { qkv, gates, out, states, heads, starts } => {
+        Op::DeltaRule { qkv, gates, out, states, initial, heads, starts } => {
             workers.need(delta_floats(heads))?;
             let (rows, starts) = (qkv.shape().0, Starts::new(m, starts, 0, heads.seq_len)?);
             let (qkv, gates) = (values(m, qkv)?, slice::<f32>(m, gates)?);
+            let initial = initial.map(|initial| slice::<f32>(m, initial)).transpose()?;
             let shape = Shape { heads, starts, qkv, gates };
             let results = Mutex::new((values_mut(m, out)?, slice_mut::<f32>(m, states)?));
             let (units, work) = (rows / heads.seq_len * heads.values, rows * heads.state_len());
             workers.split(units, work, (), &|units, (), scratch| {
                 for unit in units {
                     let head = Head::new(shape, unit / heads.values, unit % heads.values);
-                    forward(head, scratch, &results);
+                    forward(head, initial, scratch, &results);
                 }
             });
             Ok(())
@@ -128,6 +129,12 @@ impl<'a> Head<'a> {
         let heads = self.shape.heads;
         let place = self.sample * heads.places() + position / CHUNK;
         (place * heads.values + self.number) * heads.key_dim * heads.value_dim
+    }
+
+    /// Index of the state before the sample.
+    const fn at_initial(self) -> usize {
+        let heads = self.shape.heads;
+        (self.sample * heads.values + self.number) * heads.key_dim * heads.value_dim
     }
 
     /// Queries or keys of a chunk as the rule has them, and 1 / their lengths.
@@ -280,7 +287,12 @@ fn lock<T>(results: &Mutex<T>) -> MutexGuard<'_, T> {
     results.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f32]>) {
+fn forward(
+    head: Head<'_>,
+    initial: Option<&[f32]>,
+    scratch: &mut Scratch,
+    results: &Results<'_, &mut [f32]>,
+) {
     let heads @ DeltaHeads { key_dim, value_dim, .. } = head.shape.heads;
     let (of_keys, of_values, state_len) = (CHUNK * key_dim, CHUNK * value_dim, key_dim * value_dim);
     let Scratch { gemm, floats } = scratch;
@@ -295,7 +307,10 @@ fn forward(head: Head<'_>, scratch: &mut Scratch, results: &Results<'_, &mut [f3
         let n = chunk.rows;
         next += n;
         if chunk.is_first {
-            state.fill(0.0);
+            match initial.filter(|_| chunk.first == 0) {
+                Some(initial) => state.copy_from_slice(&initial[head.at_initial()..][..state_len]),
+                None => state.fill(0.0),
+            }
         } else {
             lock(results).1[head.at_state(chunk.first)..][..state_len].copy_from_slice(state);
         }

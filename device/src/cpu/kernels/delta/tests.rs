@@ -98,7 +98,7 @@ impl RuleCase {
         let d_gates = rig.out(Dtype::F32, (rows, 2 * heads.values));
         let starts =
             (!lengths.is_empty()).then(|| rig.put_ints(&starts_of(heads.seq_len, lengths)));
-        let forward = Op::DeltaRule { qkv, gates, out, states, heads, starts };
+        let forward = Op::DeltaRule { qkv, gates, out, states, initial: None, heads, starts };
         let backward =
             Op::DeltaRuleBackward { qkv, gates, states, d_out, d_qkv, d_gates, heads, starts };
         rig.run(&forward);
@@ -168,6 +168,52 @@ fn threads_change_no_bit_of_the_rule() {
         (case.results(), case.rig.get(case.states))
     };
     assert_eq!(run(1), run(3));
+}
+
+#[test]
+fn a_sample_goes_on_from_the_states_before_it() {
+    let whole = heads(1, 2, (5, 3), 150);
+    let of = inputs(whole, 150);
+    let case = RuleCase::new(1, Dtype::Bf16, whole, &of, &[]);
+    let [out, ..] = case.results();
+    let states = case.rig.get(case.states);
+    for first in [64, 128] {
+        let heads = DeltaHeads { seq_len: 150 - first, ..whole };
+        let mut rig = Rig::new(1);
+        // Behind another sample, which starts from 0.
+        let mut put = |dtype, values: &[f64]| {
+            let (width, both) =
+                (values.len() / 150, values[first * (values.len() / 150)..].repeat(2));
+            rig.put(dtype, (2 * heads.seq_len, width), &both)
+        };
+        let (qkv, gates) = (put(Dtype::Bf16, &of[0]), put(Dtype::F32, &of[1]));
+        let mut before = vec![0.0; heads.state_len()];
+        before.extend(&states[first / 64 * heads.state_len()..][..heads.state_len()]);
+        let initial = Some(rig.put(Dtype::F32, (2, heads.state_len()), &before));
+        let rest = rig.out(Dtype::Bf16, (2 * heads.seq_len, 6));
+        let of_rest = rig.out(Dtype::F32, (2 * heads.places(), heads.state_len()));
+        rig.run(&Op::DeltaRule {
+            qkv,
+            gates,
+            out: rest,
+            states: of_rest,
+            initial,
+            heads,
+            starts: None,
+        });
+        let got = rig.get(rest);
+        let (zero, from_state) = got.split_at(got.len() / 2);
+        assert_eq!(from_state, &out[first * 6..], "{first} rows before");
+        assert_ne!(zero, from_state);
+        // A second document of a sample starts from 0.
+        let starts =
+            Some(rig.put_ints(&starts_of(heads.seq_len, &[1, heads.seq_len - 1].repeat(2))));
+        rig.run(&Op::DeltaRule { qkv, gates, out: rest, states: of_rest, initial, heads, starts });
+        let got = rig.get(rest);
+        let (zero, from_state) = got.split_at(got.len() / 2);
+        assert_ne!(zero[..6], from_state[..6]);
+        assert_eq!(zero[6..], from_state[6..]);
+    }
 }
 
 #[test]
@@ -408,7 +454,7 @@ fn a_layer_of_packed_documents_is_that_of_transformers() {
     let (seq_len, epsilon) = (200, 1e-6);
     rig.run(&Op::Convolution { x: u, weight, y: qkv, seq_len, starts });
     rig.run(&Op::DeltaGates { x: of_gates, decay, bias, gates });
-    rig.run(&Op::DeltaRule { qkv, gates, out: values, states, heads, starts });
+    rig.run(&Op::DeltaRule { qkv, gates, out: values, states, initial: None, heads, starts });
     rig.run(&Op::GatedNorm { x: values, gate: z, gain, y: normed, epsilon });
     rig.run(&Op::GatedNormBackward {
         x: values,

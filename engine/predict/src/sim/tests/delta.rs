@@ -20,7 +20,10 @@ fn seconds(seq_len: usize) -> f64 {
         [qkv, gates].into_iter().try_for_each(|t| d.write(t, &|_| 0.0))?;
         d.begin_step(1);
         let starts = None;
-        d.submit(Lane::Compute, Op::DeltaRule { qkv, gates, out, states, heads, starts });
+        d.submit(
+            Lane::Compute,
+            Op::DeltaRule { qkv, gates, out, states, initial: None, heads, starts },
+        );
         d.sync_all()
     });
     let timeline = simulate(program.unwrap(), &pair(), 1, 1, true);
