@@ -426,7 +426,7 @@ impl AppliedExperts {
             if branch.recomputes {
                 shared.activate(dev);
             }
-            shared.add_input_gradient(dev, branch);
+            shared.add_input_gradient(dev, branch.d_sum, branch.d_normed);
         }
         let summed = branch.region.start_sum(dev, branch.d_normed);
         dev.wait(Compute, branch.whole);
@@ -447,7 +447,8 @@ impl AppliedExperts {
             adapter.weight_gradient(dev, offsets, d_pre, sorted, grads);
         }
         if let Some((shared, grads)) = self.shared().zip(grads.shared) {
-            shared.weight_gradients(dev, branch, grads);
+            let ends = [branch.d_sum, branch.normed];
+            shared.weight_gradients(dev, branch.region, ends, grads);
         }
         if let Some(x) = grads.correction.filter(|x| !x.is_empty()) {
             dev.submit(Compute, Op::Zero { x });

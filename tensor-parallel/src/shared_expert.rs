@@ -2,8 +2,8 @@
 //! output is added to theirs before the sum over the ranks. In some models each token has a factor of
 //! this output: see [`shared_gate`](crate::shared_gate). Letter: S is its inner width.
 
-use crate::branch::Branch;
 use crate::params::{FlatBuffer, ParamDeclarations, Split};
+use crate::region::Region;
 use crate::shape::{DecoderShape, ExpertsShape};
 use crate::shared_gate::{
     AppliedSharedGate, SHARED_GATE, SharedGateActivations, SharedGateScratch,
@@ -166,37 +166,43 @@ impl AppliedSharedExpert {
         dev.submit(Compute, Op::add_product(input, self.params.proj.t(), partial));
     }
 
-    /// Adds this rank's part of the gradient of the input to `branch.d_normed` (B T, C), from the
-    /// gradient `branch.d_sum` (B T, C) of the output. The activations before the gate become their
-    /// gradients.
-    pub(crate) fn add_input_gradient(&self, dev: &Device, branch: Branch) {
+    /// Adds this rank's part of the gradient of the input to `d_normed` (B T, C), from the gradient
+    /// `d_sum` (B T, C) of the output. The activations before the gate become their gradients.
+    pub(crate) fn add_input_gradient(&self, dev: &Device, d_sum: Tensor, d_normed: Tensor) {
         let (SharedActivations { pre: x, act, .. }, d) = (self.saved, self.scratch.d_act);
-        dev.submit(Compute, Op::product(branch.d_sum, self.params.proj, d));
+        dev.submit(Compute, Op::product(d_sum, self.params.proj, d));
         let swiglu_backward = |d| {
             dev.submit(Compute, Op::SwiGluBackward { x, d, gate: self.gate });
-            dev.submit(Compute, Op::add_product(x, self.params.gate_up, branch.d_normed));
+            dev.submit(Compute, Op::add_product(x, self.params.gate_up, d_normed));
         };
         let Some(gate) = self.output_gate() else { return swiglu_backward(d) };
         gate.apply(dev, act);
         let summed = gate.backward(dev, act, d);
         swiglu_backward(act);
         dev.wait(Compute, summed);
-        gate.add_input_gradient(dev, branch.d_normed);
+        gate.add_input_gradient(dev, d_normed);
     }
 
     /// Computes the gradients of the parameters, unless they are frozen, after
-    /// [`add_input_gradient`](Self::add_input_gradient), from the complete input `branch.normed`.
-    pub(crate) fn weight_gradients(&self, dev: &Device, branch: Branch, grads: SharedExpert) {
+    /// [`add_input_gradient`](Self::add_input_gradient), from the gradient of the output and the complete
+    /// input, (B T, C) each.
+    pub(crate) fn weight_gradients(
+        &self,
+        dev: &Device,
+        region: Region,
+        [d_sum, normed]: [Tensor; 2],
+        grads: SharedExpert,
+    ) {
         let d_pre = self.saved.pre;
         if grads.proj.is_empty() {
             return; // the model is frozen under adapters
         }
         let gate = self.output_gate();
         let input = gate.map_or(self.saved.act, AppliedSharedGate::applied);
-        dev.submit(Compute, Op::product(branch.d_sum.t(), input, grads.proj));
-        dev.submit(Compute, Op::product(d_pre.t(), branch.normed, grads.gate_up));
+        dev.submit(Compute, Op::product(d_sum.t(), input, grads.proj));
+        dev.submit(Compute, Op::product(d_pre.t(), normed, grads.gate_up));
         if let Some((gate, d_weight)) = gate.zip(grads.output_gate) {
-            gate.weight_gradient(dev, branch, d_weight);
+            gate.weight_gradient(dev, region, normed, d_weight);
         }
     }
 }

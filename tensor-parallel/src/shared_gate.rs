@@ -6,8 +6,8 @@
 //! multiplies the input of the projection back, which is the same as its output, but narrower. Letter:
 //! S is the inner width of the shared expert.
 
-use crate::branch::Branch;
 use crate::params::{ParamDeclarations, Split};
+use crate::region::Region;
 use crate::shape::{DecoderShape, ExpertsShape};
 use device::{Arena, Device, Dtype, Epilogue, Event, Group, Lane::Compute, Lane::TpComm, Op, Plan};
 use device::{Reduction, ScoreRule, SigmoidRule, Tensor, expert_sort_scratch};
@@ -184,11 +184,16 @@ impl AppliedSharedGate {
         self.scratch.d_logits.unwrap_or(self.saved.logits)
     }
 
-    /// Computes the gradient `d_weight` (1, C) from the complete input of the branch. With sequence
+    /// Computes the gradient `d_weight` (1, C) from the complete input `normed` (B T, C). With sequence
     /// parallelism it is the part of this rank's tokens.
-    pub(crate) fn weight_gradient(self, dev: &Device, branch: Branch, d_weight: Tensor) {
-        let [d_logits, normed] =
-            [self.d_logits(), branch.normed].map(|t| branch.region.rows(dev, t));
+    pub(crate) fn weight_gradient(
+        self,
+        dev: &Device,
+        region: Region,
+        normed: Tensor,
+        d_weight: Tensor,
+    ) {
+        let [d_logits, normed] = [self.d_logits(), normed].map(|t| region.rows(dev, t));
         dev.submit(Compute, Op::product(d_logits.t(), normed, d_weight));
     }
 }

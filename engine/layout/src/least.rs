@@ -182,6 +182,7 @@ mod tests {
             "h100-1.3b.ron",
             "qwen3-14b-one-gpu.ron",
             "qwen3.5-9b-one-gpu.ron",
+            "qwen3.5-35b-a3b.ron",
             "dgx2-70b.ron",
         ];
         let all: [&[&str]; 13] = [
