@@ -162,6 +162,11 @@ impl Attention {
             ranks => Split::SharedRows { ranks },
         };
         AttentionSinks::declare(params, shape);
+        // The matrices of a router follow directly after those of keys and values.
+        if architecture.output_gate {
+            let name = format!("{OUTPUT_GATE}.weight");
+            params.add(&name, (q, c), Split::Rows, shape.weight_init());
+        }
         if architecture.joined_qkv {
             params.add("attn.qkv.weight", (3 * q, c), Split::ThreeRows, shape.weight_init());
             if architecture.qkv_bias {
@@ -181,10 +186,6 @@ impl Attention {
             let linears =
                 [(q_name, q, Split::Rows), (k_name, kv, kv_split), (v_name, kv, kv_split)];
             adapter::declare(params, shape, &linears, c);
-        }
-        if architecture.output_gate {
-            let name = format!("{OUTPUT_GATE}.weight");
-            params.add(&name, (q, c), Split::Rows, shape.weight_init());
         }
         let one = Init::Constant(1.0 - architecture.norm_offset);
         let gains = match architecture.qk_norm {

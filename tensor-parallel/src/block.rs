@@ -384,8 +384,8 @@ impl Block {
         input.backward(dev, d_input, d, norms.input);
         dev.wait(Compute, shared);
         p.attention.sum_gains(of_bucket, dev, shape);
-        if let Some(router) = grads.mlp.router() {
-            region.sum_replicated_grads(dev, router.reshape(1, router.len()));
+        if let Some(of_experts) = grads.mlp.replicated() {
+            region.sum_replicated_grads(dev, of_experts);
         }
         let replicated = self.layout.replicated(bucket);
         match shape.adapters() {

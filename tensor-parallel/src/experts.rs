@@ -16,6 +16,7 @@ use crate::params::{FlatBuffer, ParamDeclarations, Split};
 use crate::router_correction::{self, CORRECTION, RouterCorrections};
 use crate::shape::{DecoderShape, ExpertsShape, SigmoidShape};
 use crate::shared_expert::{AppliedSharedExpert, SharedActivations, SharedExpert};
+use crate::shared_gate::{self, SHARED_GATE};
 use device::expert_sort_scratch;
 use device::{Arena, BalanceGradient, Device, Dtype, Epilogue, Event, ExpertWeights, Gate, Group};
 use device::{Lane::Compute, Lane::TpComm, Op, Plan, Reduction, ScoreRule, SigmoidRule, Tensor};
@@ -23,9 +24,12 @@ use device::{Lane::Compute, Lane::TpComm, Op, Plan, Reduction, ScoreRule, Sigmoi
 /// Parameters of a layer's experts, or their gradients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Experts {
-    pub(crate) router: Tensor, // (E, C)
-    gate_up: ExpertWeights,    // E times (2I/t, C): gate, then up
-    proj: ExpertWeights,       // E times (C, I/t)
+    router: Tensor,         // (E, C)
+    gate_up: ExpertWeights, // E times (2I/t, C): gate, then up
+    proj: ExpertWeights,    // E times (C, I/t)
+    /// One row: the replicated matrices, which are the router's and that of the gate of the shared
+    /// expert.
+    pub(crate) replicated: Tensor,
     /// (1, E): numbers for the choice, if the router scores by sigmoid; or zeros in their place among
     /// the gradients.
     correction: Option<Tensor>,
@@ -129,8 +133,9 @@ impl Experts {
         ExpertBiases::declare(params, shape, experts);
     }
 
-    /// Declares the router's weight (E, C). It must stand directly after the weights of keys and
-    /// values: the elements that a rank does not count are then one run.
+    /// Declares the router's weight (E, C), and that of the gate of the shared expert. They must stand
+    /// directly after the weights of keys and values: the elements that a rank does not count are then
+    /// one run.
     pub(crate) fn declare_router(
         params: &mut ParamDeclarations,
         shape: &DecoderShape,
@@ -138,6 +143,7 @@ impl Experts {
     ) {
         let size = (experts.count, shape.hidden);
         params.add(&format!("{ROUTER}.weight"), size, Split::Replicated, shape.weight_init());
+        shared_gate::declare(params, shape, experts);
     }
 
     pub(crate) fn cut(
@@ -149,8 +155,14 @@ impl Experts {
         let of_adapters = scratch.experts().adapters;
         let [gate_up_adapter, proj_adapter] = ExpertAdapter::cut(flat, shape, experts, of_adapters);
         let (c, inner) = (shape.hidden, experts.ffn_hidden / shape.tp_size);
+        let router = flat.get(ROUTER, "weight");
+        let replicated = match experts.shared_gate {
+            true => flat.joined(&[ROUTER, SHARED_GATE], "weight"),
+            false => router,
+        };
         Self {
-            router: flat.get(ROUTER, "weight"),
+            router,
+            replicated: replicated.reshape(1, replicated.len()),
             gate_up: flat.of_experts(&["gate.weight", "up.weight"], (2 * inner, c), experts.count),
             proj: flat.of_experts(&["proj.weight"], (c, inner), experts.count),
             correction: experts.sigmoid.map(|_| flat.whole(CORRECTION)),
@@ -226,7 +238,8 @@ impl ExpertsActivations {
 
     /// All tensors but the output of the activation.
     pub(crate) fn tensors(self) -> Vec<Tensor> {
-        [self.pre, self.y].into_iter().chain(self.shared.map(|shared| shared.pre)).collect()
+        let of_shared = self.shared.into_iter().flat_map(SharedActivations::tensors);
+        [self.pre, self.y].into_iter().chain(of_shared).collect()
     }
 
     /// The rows of the first `rows` tokens, which have `pairs` experts.
@@ -434,7 +447,8 @@ impl AppliedExperts {
             adapter.weight_gradient(dev, offsets, d_pre, sorted, grads);
         }
         if let Some((shared, grads)) = self.shared().zip(grads.shared) {
-            shared.weight_gradients(dev, branch.d_sum, branch.normed, grads);
+            let ends = [branch.d_sum, branch.normed];
+            shared.weight_gradients(dev, branch.region, ends, grads);
         }
         if let Some(x) = grads.correction.filter(|x| !x.is_empty()) {
             dev.submit(Compute, Op::Zero { x });

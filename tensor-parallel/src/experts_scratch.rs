@@ -39,7 +39,9 @@ impl ExpertsScratch {
             act: shape
                 .recomputes_outputs()
                 .then(|| one(shape.activation(), shape.dtype, (pairs, inner))),
-            shared: experts.shared_hidden.map(|inner| SharedScratch::plan(plan, shape, inner)),
+            shared: experts
+                .shared_hidden
+                .map(|inner| SharedScratch::plan(plan, shape, experts, inner)),
             adapters: ExpertAdapterScratch::plan(plan, shape, experts),
         }
     }

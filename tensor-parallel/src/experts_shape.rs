@@ -20,6 +20,8 @@ pub struct ExpertsShape {
     /// Inner width of an MLP with a gate that all tokens pass beside their experts, and whose output
     /// is added to theirs; a multiple of the ranks. `None`: there is none.
     pub shared_hidden: Option<usize>,
+    /// Whether each token has a factor of that MLP's output: the sigmoid of a linear with one row.
+    pub shared_gate: bool,
     /// Whether the router and the linears of experts have biases.
     pub biases: bool,
     /// Loss that spreads the tokens evenly over the experts. `None`: there is no such loss.

@@ -68,6 +68,7 @@ mod rotary;
 mod router_correction;
 mod shape;
 mod shared_expert;
+mod shared_gate;
 
 pub use activation_tiers::{ActivationTiers, Tier, TierCounts};
 pub use adapter_shape::{AdapterShape, AdapterTargets, FACTORS};

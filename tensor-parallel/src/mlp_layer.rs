@@ -58,11 +58,11 @@ impl MlpLayer {
         }
     }
 
-    /// (E, C): the router's weight, or its gradient.
-    pub(crate) const fn router(&self) -> Option<Tensor> {
+    /// One row: the replicated matrices of experts, or their gradients.
+    pub(crate) const fn replicated(&self) -> Option<Tensor> {
         match self {
             Self::Dense(_) => None,
-            Self::Sparse(experts) => Some(experts.router),
+            Self::Sparse(experts) => Some(experts.replicated),
         }
     }
 }

@@ -395,7 +395,7 @@ impl DecoderShape {
     /// FLOPs per token, forward and backward, without recomputation: 6 per parameter of the
     /// linears that a token passes (4 if they are frozen under adapters, which are small), plus
     /// attention's causal matmuls over the keys of each layer's window, or the gated delta rule. A
-    /// token passes the router, k experts and the shared MLP of a layer with experts.
+    /// token passes the router, k experts, and the shared MLP and its gate, of a layer with experts.
     pub fn model_flops_per_token(&self) -> f64 {
         let (c, d, l) = (self.hidden as f64, self.head_dim as f64, self.layers as f64);
         let (q, kv) = (self.heads as f64 * d, self.kv_heads as f64 * d);
@@ -406,8 +406,9 @@ impl DecoderShape {
             Some(experts) => {
                 let shared = experts.shared_hidden.unwrap_or(0);
                 let chosen = 3.0 * (experts.per_token * experts.ffn_hidden + shared) as f64;
+                let scores = (experts.count + usize::from(experts.shared_gate)) as f64;
                 let sparse = self.expert_layers() as f64;
-                ((l - sparse) * inner + sparse * (chosen + experts.count as f64)) / l
+                ((l - sparse) * inner + sparse * (chosen + scores)) / l
             }
         };
         let gates = if self.architecture.output_gate { q } else { 0.0 };
@@ -517,6 +518,7 @@ mod tests {
                 normalize,
                 sigmoid: None,
                 shared_hidden: None,
+                shared_gate: false,
                 biases: false,
                 balance: None,
             };

@@ -3,7 +3,7 @@
 use super::checks::{Checks, Clash, Count};
 use super::layer_pattern::DELTA;
 use super::reading::Violation;
-use super::{Adapter, Config, Precision};
+use super::{Adapter, Config, Gate, Precision, ScoreRule};
 
 /// Whether a layer has a gated delta net.
 fn has_delta(config: &Config) -> bool {
@@ -28,10 +28,31 @@ impl Checks<'_> {
             values: &[("precision", "fp8 matmuls"), OF_OUTPUT],
         },
         Clash {
-            has: |c| has_delta(c) && c.model.experts.is_some(),
-            message: "onebox has no experts in models with gated delta nets",
-            help: "leave `model.experts` out, or write no `D` in `model.layer_pattern`",
-            values: &[("model.experts", "experts"), OF_LAYERS],
+            has: |c| {
+                let experts = c.model.experts.as_ref();
+                has_delta(c) && experts.is_some_and(|experts| experts.scoring != ScoreRule::Softmax)
+            },
+            message: "no model has scores by sigmoid and gated delta nets",
+            help: "set `model.experts.scoring` to `Softmax`, or write no `D` in `model.layer_pattern`",
+            values: &[("model.experts.scoring", "scores by sigmoid"), OF_LAYERS],
+        },
+        Clash {
+            has: |c| has_delta(c) && c.model.experts.as_ref().is_some_and(|experts| experts.biases),
+            message: "no model has biases of experts and gated delta nets",
+            help: "set `model.experts.biases` to `false`, or write no `D` in `model.layer_pattern`",
+            values: &[("model.experts.biases", "biases"), OF_LAYERS],
+        },
+        Clash {
+            has: |c| has_delta(c) && matches!(c.model.gate, Gate::ClampedSilu { .. }),
+            message: "no model has gates with a limit and gated delta nets",
+            help: "set `model.gate` to `Silu`, or write no `D` in `model.layer_pattern`",
+            values: &[("model.gate", "gates with a limit"), OF_LAYERS],
+        },
+        Clash {
+            has: |c| (has_delta(c) || c.model.output_gate) && c.model.attention_sinks,
+            message: "no model has attention sinks and gated delta nets, or a gate of attention's output",
+            help: "set `model.attention_sinks` to `false`",
+            values: &[("model.attention_sinks", "sinks"), OF_LAYERS, OF_OUTPUT],
         },
         Clash {
             has: |c| has_delta(c) && c.model.dropout > 0.0,
@@ -101,10 +122,13 @@ mod tests {
     const FAMILY: &str = "model.family=Llama";
     const PATTERN: &str = "model.layer_pattern=D";
     const NET: &str = "model.delta_net=(key_heads: 2, value_heads: 4)";
+    const EXPERTS: &str = "model.experts=(count: 4, per_token: 2, ffn_hidden: 8)";
 
     #[test]
     fn a_combination_with_gated_delta_nets_that_onebox_lacks_is_refused() {
         assert!(config(LEAST, &[FAMILY, PATTERN, NET]).model.delta_net.is_some());
+        let both = config(LEAST, &[FAMILY, PATTERN, NET, EXPERTS]).model;
+        assert!(both.delta_net.is_some() && both.experts.is_some());
         for (sets, message) in [
             (&[PATTERN][..], "layers with a gated delta net need its sizes"),
             (&[NET], "no layer has the gated delta net"),
@@ -121,8 +145,28 @@ mod tests {
                 "the gate of attention's output has",
             ),
             (
-                &[PATTERN, NET, "model.experts=(count: 4, per_token: 2, ffn_hidden: 8)"],
-                "no experts in models with gated delta nets",
+                &[
+                    PATTERN,
+                    NET,
+                    "model.experts=(count: 4, per_token: 2, ffn_hidden: 8, scoring: Sigmoid)",
+                ],
+                "no model has scores by sigmoid and gated delta nets",
+            ),
+            (
+                &[
+                    PATTERN,
+                    NET,
+                    "model.experts=(count: 4, per_token: 2, ffn_hidden: 8, biases: true)",
+                ],
+                "no model has biases of experts and gated delta nets",
+            ),
+            (
+                &[PATTERN, NET, EXPERTS, "model.gate=ClampedSilu"],
+                "no model has gates with a limit and gated delta nets",
+            ),
+            (
+                &["model.output_gate=true", EXPERTS, "model.attention_sinks=true"],
+                "no model has attention sinks and gated delta nets, or a gate",
             ),
             (
                 &[PATTERN, "model.delta_net=(key_heads: 3, value_heads: 4)"],

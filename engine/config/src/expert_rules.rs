@@ -2,7 +2,7 @@
 
 use super::checks::{Checks, Clash, Count};
 use super::reading::Violation;
-use super::{Balance, DeviceConfig, Gate, Precision, ScoreRule};
+use super::{Adapter, Balance, DeviceConfig, Gate, Precision, ScoreRule};
 use topology::counted;
 
 /// Widths of matmuls of experts on GPUs are multiples of this number.
@@ -27,6 +27,15 @@ impl Checks<'_> {
             values: &[("model.experts.balance", "a balance loss"), ("precision", "a loss scale")],
         },
         Clash {
+            has: |c| {
+                let experts = c.model.experts.as_ref();
+                c.adapter != Adapter::None && experts.is_some_and(|experts| experts.shared_gate)
+            },
+            message: "onebox has no adapters of models whose shared expert has a gate",
+            help: "set `adapter: None`, or use a model without such a gate",
+            values: &[("adapter", "adapters"), ("model.experts.shared_gate", "a gate")],
+        },
+        Clash {
             has: |c| c.model.attention_sinks && c.model.experts.is_none(),
             message: "no model has attention sinks and no experts",
             help: "set `model.attention_sinks` to `false`, or write `model.experts`",
@@ -37,6 +46,18 @@ impl Checks<'_> {
             message: "no model has gates with a limit and no experts",
             help: "set `model.gate` to `Silu`, or write `model.experts`",
             values: &[("model.gate", "gates with a limit"), ("model.experts", "no experts")],
+        },
+        Clash {
+            has: |c| {
+                let experts = c.model.experts.as_ref();
+                experts.is_some_and(|experts| experts.shared_gate && experts.shared_hidden == 0)
+            },
+            message: "there is no shared expert whose output the gate could multiply",
+            help: "set `model.experts.shared_hidden` to its inner width, or `model.experts.shared_gate` to `false`",
+            values: &[
+                ("model.experts.shared_gate", "a gate"),
+                ("model.experts.shared_hidden", "no shared expert"),
+            ],
         },
         Clash {
             has: |c| {

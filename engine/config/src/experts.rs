@@ -40,6 +40,11 @@ section! {
         shared_hidden: usize = uint(
             0..=4_000_000, KeyDefault::Default(0).unless(of.map(|of| of.shared_hidden))
         ), resume: Experiment;
+        /// Whether the output of the shared expert has a factor for each token: the sigmoid of a linear
+        /// with one row (Qwen3-Next, Qwen3.5). Needs a shared expert.
+        shared_gate: bool = flag(
+            KeyDefault::Default(false).unless(of.map(|of| of.shared_gate))
+        ), resume: Experiment;
         /// Whether the router and the linears of the experts have biases (gpt-oss). A shared expert
         /// has none.
         biases: bool = flag(

@@ -53,7 +53,7 @@ const PARTS: &str = r#"(
             attention_factor: 1.25,
         )),
         layer_pattern: "WWF", window: 32,
-        experts: (count: 6, per_token: 3, ffn_hidden: 24, normalize: false, shared_hidden: 20, dense_layers: [0, 4], balance: Megatron(factor: 0.01)),
+        experts: (count: 6, per_token: 3, ffn_hidden: 24, normalize: false, shared_hidden: 20, shared_gate: true, dense_layers: [0, 4], balance: Megatron(factor: 0.01)),
         window_rope: (theta: 1e4, rotated_share: 1.0, scaling: Yarn(factor: 4.0, original_seq_len: 32, beta_fast: 16, truncate: false)),
         qk_norm: true, norm_offset: true, norm_place: Around, gate: Gelu,
         attention_scale: 0.5, score_cap: 50, logit_cap: 30.0, embedding_scale: 8.0, residual_scale: 0.22, logit_scale: 0.0625,

@@ -124,6 +124,7 @@ pub(crate) fn experts(m: &ModelConfig) -> Option<ExpertsShape> {
             }
         },
         shared_hidden: Some(experts.shared_hidden).filter(|hidden| *hidden > 0),
+        shared_gate: experts.shared_gate,
         biases: experts.biases,
         balance: match experts.balance {
             config::Balance::Off => None,
@@ -310,18 +311,20 @@ mod tests {
             normalize,
             sigmoid: None,
             shared_hidden: None,
+            shared_gate: false,
             biases: false,
             balance,
         };
         assert_eq!(shape, Some(expected));
         assert_eq!(experts(&model("")), None);
         let m = model(
-            "experts: (count: 8, per_token: 2, ffn_hidden: 64, shared_hidden: 32, \
+            "experts: (count: 8, per_token: 2, ffn_hidden: 64, shared_hidden: 32, shared_gate: true, \
             scoring: Sigmoid(groups: 4, kept_groups: 2, scale: 2.5))",
         );
         let shape = experts(&m).unwrap();
         let sigmoid = SigmoidShape { groups: 4, kept_groups: 2, scale: 2.5 };
         assert_eq!((shape.sigmoid, shape.shared_hidden), (Some(sigmoid), Some(32)));
+        assert!(shape.shared_gate);
     }
 
     /// Source: the sizes of Gemma 3 12B, 27B and 4B, rounded by PyTorch.

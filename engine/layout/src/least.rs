@@ -28,27 +28,34 @@ const ROUNDING: u64 = 3 * 256;
 /// Least number of blocks in a ring, if the config gives no number.
 const LEAST_RING: usize = 2;
 
-/// Numbers of blocks of each form. A model with gated delta nets has no experts.
+/// Numbers of blocks of each form: with attention and one MLP, with attention and experts, with a
+/// gated delta net and one MLP, with a gated delta net and experts.
 #[derive(Clone, Copy)]
-struct BlockCounts {
-    /// Blocks with one MLP, or with attention.
-    dense: usize,
-    /// Blocks with experts, or with a gated delta net.
-    sparse: usize,
-}
+struct BlockCounts([usize; 4]);
 
 impl BlockCounts {
     fn of(config: &Config) -> Self {
-        let m = &config.model;
-        if m.delta_net.is_some() {
-            let sparse = m.layer_letters().filter(|letter| *letter == DELTA).count();
-            return Self { dense: m.layers - sparse, sparse };
+        let (m, mut counts) = (&config.model, [0; 4]);
+        for (layer, letter) in m.layer_letters().enumerate() {
+            let has_experts = m.experts.as_ref().is_some_and(|experts| experts.are_in(layer));
+            counts[2 * usize::from(letter == DELTA) + usize::from(has_experts)] += 1;
         }
-        let sparse = m
-            .experts
-            .as_ref()
-            .map_or(0, |experts| (0..m.layers).filter(|layer| experts.are_in(*layer)).count());
-        Self { dense: m.layers - sparse, sparse }
+        Self(counts)
+    }
+
+    /// Gives `config` this number of blocks of each form, those with attention first.
+    fn apply(self, config: &mut Config) {
+        let Self([dense, sparse, dense_delta, sparse_delta]) = self;
+        let (attention, delta) = (dense + sparse, dense_delta + sparse_delta);
+        let m = &mut config.model;
+        if m.delta_net.is_some() {
+            let letters = m.layer_letters().filter(|letter| *letter != DELTA).take(attention);
+            m.layer_pattern = letters.chain(std::iter::repeat_n(DELTA, delta)).collect();
+        }
+        m.layers = attention + delta;
+        if let Some(experts) = &mut m.experts {
+            experts.dense_layers = (0..dense).chain(attention..attention + dense_delta).collect();
+        }
     }
 }
 
@@ -99,19 +106,13 @@ fn of_form(form: &Config, config: &Config, machine: &LocalMachine) -> Vec<LeastB
     };
     let (blocks, few) = (BlockCounts::of(form), ring.buffers.max(2));
     // Blocks that keep their activations differ from each other, so further blocks count as if all
-    // blocks were recomputed. So do blocks of two forms, whose order changes here.
-    let is_changed = blocks.dense.max(blocks.sparse) > few || blocks.dense.min(blocks.sparse) > 0;
+    // blocks were recomputed. So do blocks of several forms, whose order changes here.
+    let forms = blocks.0.iter().filter(|count| **count > 0).count();
+    let is_changed = forms > 1 || blocks.0.iter().any(|count| *count > few);
     let has_tiers = form.activations != Activations::Uniform && is_changed;
     let with = |blocks: BlockCounts, sum| {
         let mut few = form.clone();
-        few.model.layers = blocks.dense + blocks.sparse;
-        if few.model.delta_net.is_some() {
-            let attention = form.model.layer_letters().filter(|letter| *letter != DELTA);
-            let delta = std::iter::repeat_n(DELTA, blocks.sparse);
-            few.model.layer_pattern = attention.take(blocks.dense).chain(delta).collect();
-        } else if let Some(experts) = &mut few.model.experts {
-            experts.dense_layers = (0..blocks.dense).collect();
-        }
+        blocks.apply(&mut few);
         if has_tiers {
             few.activations = Activations::Uniform;
         }
@@ -122,14 +123,14 @@ fn of_form(form: &Config, config: &Config, machine: &LocalMachine) -> Vec<LeastB
     };
     let sums = LayoutBuilder::of_least_threads(config, machine).accumulations(ring);
     let of_sum = |sum| {
-        let start = BlockCounts { dense: blocks.dense.min(few), sparse: blocks.sparse.min(few) };
+        let start = BlockCounts(blocks.0.map(|count| count.min(few)));
         let first = with(start, sum);
         let limit = limit(form, &first.2);
         let (mut device, mut pinned) = (first.0, first.1);
-        let dense = (blocks.dense, BlockCounts { dense: start.dense + 1, ..start });
-        let sparse = (blocks.sparse, BlockCounts { sparse: start.sparse + 1, ..start });
-        for (count, one_more) in [dense, sparse] {
+        for (form, count) in blocks.0.into_iter().enumerate() {
             if count > few {
+                let mut one_more = start;
+                one_more.0[form] += 1;
                 let (next, more) = (with(one_more, sum), (count - few) as u64);
                 let growth = |first: u64, next: u64| {
                     more * next.saturating_sub(first).saturating_sub(ROUNDING)
@@ -181,6 +182,7 @@ mod tests {
             "h100-1.3b.ron",
             "qwen3-14b-one-gpu.ron",
             "qwen3.5-9b-one-gpu.ron",
+            "qwen3.5-35b-a3b.ron",
             "dgx2-70b.ron",
         ];
         let all: [&[&str]; 13] = [

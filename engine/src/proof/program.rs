@@ -34,8 +34,8 @@ pub(super) struct ProofProgram {
 }
 
 /// The shape of the program: one block of the model, or one with attention and one with a gated delta
-/// net, with fewer tokens. A long sample keeps its
-/// remainder after whole tiles, unless sequence parallelism or fp8 needs another multiple.
+/// net, with fewer tokens. A long sample keeps its remainder after whole tiles, unless sequence
+/// parallelism or fp8 needs another multiple.
 pub(super) fn cut(whole: &DecoderShape) -> DecoderShape {
     let tiles = 2 * TILE + whole.seq_len % TILE;
     let seq_len = if whole.seq_len <= 3 * TILE { whole.seq_len } else { tiles };
@@ -50,11 +50,15 @@ pub(super) fn cut(whole: &DecoderShape) -> DecoderShape {
     // Runs of the head after the first one add to gradients.
     let has_runs = whole.tokens() > whole.head_rows;
     // A block with experts has all kernels of the others, but for those of one MLP.
-    let first = whole.layer_kinds.iter().find(|kind| whole.kinds[**kind].experts);
-    let of = |delta| whole.layer_kinds.iter().find(|kind| whole.kinds[**kind].delta == delta);
-    let (layers, layer_kinds) = match (first, of(false), of(true)) {
-        (Some(kind), ..) => (1, vec![*kind]),
-        (None, Some(attention), Some(delta)) => (2, vec![*attention, *delta]),
+    let of = |delta| {
+        let all = whole.layer_kinds.iter().copied();
+        let mut all = all.filter(|kind| whole.kinds[*kind].delta == delta).peekable();
+        let first = all.peek().copied();
+        all.find(|kind| whole.kinds[*kind].experts).or(first)
+    };
+    let (layers, layer_kinds) = match (of(false), of(true)) {
+        (Some(attention), Some(delta)) => (2, vec![attention, delta]),
+        (Some(kind), None) | (None, Some(kind)) if whole.experts.is_some() => (1, vec![kind]),
         _ => (1, whole.layer_kinds.clone()),
     };
     DecoderShape {
@@ -288,6 +292,14 @@ mod tests {
         assert_eq!(kinds, [false, true]);
         let all = cut(&shape(&["model.layer_pattern=D", net]));
         assert_eq!((all.layers, all.kind(0).delta), (1, true));
+        let experts =
+            "model.experts=(count: 4, per_token: 2, ffn_hidden: 64, dense_layers: [0, 1, 2, 5])";
+        let both = cut(&shape(&["model.layer_pattern=DDF", net, experts]));
+        let kinds = (0..both.layers).map(|layer| both.kind(layer));
+        let kinds: Vec<[bool; 2]> = kinds.map(|kind| [kind.delta, kind.experts]).collect();
+        assert_eq!(kinds, [[false, true], [true, true]]);
+        let one = cut(&shape(&[experts]));
+        assert_eq!((one.layers, one.kind(0).experts), (1, true));
     }
 
     #[test]

@@ -53,6 +53,22 @@ const BIASED: &[&str] = &[
     "model.vocab=257",
 ];
 
+/// A shared expert whose output has a gate.
+const GATED: &[&str] = &[
+    "model.family=Llama",
+    "model.experts=(count: 8, per_token: 2, ffn_hidden: 12, shared_hidden: 20, shared_gate: true, dense_layers: [0])",
+    "model.vocab=257",
+];
+
+/// Gated delta nets around attention, whose output has a gate.
+const DELTA: &[&str] = &[
+    "model.layer_pattern=DF",
+    "model.delta_net=(key_heads: 4, value_heads: 8, key_dim: 8, value_dim: 6, taps: 3)",
+    "model.output_gate=true",
+    "model.qk_norm=true",
+    "model.norm_offset=true",
+];
+
 /// Kinds of layers beside each other: one with a window, and one without rotary positions.
 const KINDS: &[&str] = &["model.layer_pattern=WN", "model.window=5"];
 
@@ -77,7 +93,9 @@ const FP32: RunDistance = RunDistance { loss: 5e-6, norm: 1e-5, weights: 1e-4 };
 #[test]
 fn experts_on_any_layout_train_as_on_one_rank() {
     let rules = ["optimizer.kind=AdamW", "optimizer.kind=Sgd"];
-    for (i, sparse) in [SPARSE, THREE_OF_EIGHT, SHARED, BIASED].into_iter().enumerate() {
+    let beside_delta = with(GATED, DELTA);
+    let models = [SPARSE, THREE_OF_EIGHT, SHARED, BIASED, &beside_delta];
+    for (i, sparse) in models.into_iter().enumerate() {
         // The quick selection takes one rule for each model.
         for (_, rule) in
             rules.iter().copied().enumerate().filter(|(j, _)| full() || i % rules.len() == *j)
@@ -113,8 +131,10 @@ fn what_only_moves_work_changes_no_bit_of_experts() {
         // The same run again.
         &[],
     ];
-    for (number, layout) in LAYOUTS.iter().enumerate() {
-        let sparse = [SPARSE, THREE_OF_EIGHT, SHARED, BIASED][number];
+    let beside_delta = with(GATED, DELTA);
+    let models = [SPARSE, THREE_OF_EIGHT, SHARED, BIASED, &beside_delta];
+    for (number, sparse) in models.into_iter().enumerate() {
+        let layout = LAYOUTS[number % LAYOUTS.len()];
         let base = with(&with(BASE, sparse), layout);
         // The quick selection takes half of the variants on each layout, and each one on two layouts.
         let selected = |k: &usize| full() || (number + k).is_multiple_of(2);
@@ -327,6 +347,8 @@ fn the_gradients_of_experts_are_the_slopes_of_the_loss() {
         (SHARED, KINDS),
         (BIASED, KINDS),
         (SHARED, SINKS),
+        (GATED, KINDS),
+        (GATED, DELTA),
     ] {
         let shape = sparse_shape(sparse, &with(kinds, &[without_balance]));
         let mut inputs = Inputs::of(&shape, 4);
@@ -359,7 +381,8 @@ fn the_gradients_of_experts_are_the_slopes_of_the_loss() {
 
 #[test]
 fn every_layout_and_recomputation_has_the_gradients_of_one_rank() {
-    for sparse in [SPARSE, THREE_OF_EIGHT, SHARED, BIASED] {
+    let beside_delta = with(GATED, DELTA);
+    for sparse in [SPARSE, THREE_OF_EIGHT, SHARED, BIASED, GATED, &beside_delta] {
         let one = sparse_shape(sparse, &[]);
         let inputs = Inputs::of(&one, 4);
         let expected = inputs.pass(&one, 1);

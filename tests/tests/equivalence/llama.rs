@@ -26,7 +26,7 @@ use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tensor_parallel::DecoderShape;
-use tensors::{CORRECTION, IDLE, is_joined_in_qwen, is_stack, load};
+use tensors::{CORRECTION, IDLE, has_delta_nets, is_joined_in_qwen, is_stack, load};
 use tensors::{names_of_weights, stack_of, theirs};
 use tests::compare::full;
 use tests::pass::{Fixture, PassInputs, PassResult, pass, widened, worst};
@@ -40,7 +40,7 @@ const MASKED_B: usize = 24;
 const SEED: u64 = 7;
 const V: usize = 61;
 
-const MODELS: [&str; 23] = [
+const MODELS: [&str; 25] = [
     "llama3",
     "llama-linear",
     "mistral",
@@ -64,6 +64,8 @@ const MODELS: [&str; 23] = [
     "glm4-air",
     "gpt-oss",
     "qwen3-5",
+    "qwen3-5-moe",
+    "qwen3-next",
 ];
 
 /// Models whose experts have no width for GPUs: these are multiples of 8 on each rank.
@@ -143,7 +145,7 @@ fn logits_loss_and_every_gradient_are_those_of_transformers_on_every_layout() {
                 name.contains("qkv_proj")
                     || name.contains("gate_up_proj")
                     || is_stack(name)
-                    || model == "qwen3-5" && is_joined_in_qwen(name)
+                    || has_delta_nets(model) && is_joined_in_qwen(name)
             };
             let known = |name: &&String| name.starts_with("grad.") && !joined(name);
             let known = fixture.0.keys().filter(known).count();
@@ -220,6 +222,7 @@ fn ten_adamw_steps_from_a_folder_are_those_of_pytorch_on_every_layout() {
         "glm4-moe",
         "gpt-oss",
         "qwen3-5",
+        "qwen3-5-moe",
     ];
     let used = |model: &&str| {
         let fits = !NOT_ON_GPUS.contains(model);
@@ -374,6 +377,7 @@ fn when_and_where_the_update_runs_changes_no_bit() {
         "glm4-moe",
         "gpt-oss",
         "qwen3-5",
+        "qwen3-next",
     ] {
         let some = |mode, more: &[&str]| {
             let base = ["batch.micro=2", "recompute=Block", mode, "parallel.tensor=2"];
@@ -423,7 +427,7 @@ fn a_folder_goes_back_as_it_came() {
         }
         assert_eq!(
             model_files.files().len(),
-            usize::from(["olmoe", "glm4-air"].contains(&model)),
+            usize::from(["olmoe", "glm4-air", "qwen3-5-moe"].contains(&model)),
             "{model}"
         );
         let exported = ModelExport {

@@ -4,15 +4,18 @@
 #![allow(clippy::print_stdout, reason = "the pair that fails")]
 #![allow(clippy::allow_attributes, reason = "the lines above")]
 
+mod feature_names;
 mod libraries;
+mod named_tests;
 mod page;
 mod runs;
 mod table;
 
+use named_tests::TESTS;
 use runs::{Backend, assert_late, assert_near, assert_results, run};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use table::{Coverage, Effect, FEATURES, FP32, REFUSALS, TESTS, key_of, pairs, settings};
+use table::{Coverage, Effect, FEATURES, FP32, REFUSALS, key_of, pairs, settings};
 use tests::compare::assert_same_bits;
 use tests::try_tiny;
 
@@ -82,7 +85,7 @@ fn each_named_test_exists_and_uses_both_features() {
     let source = std::fs::read_to_string(source).unwrap();
     let (_, models) = source.split_once("\nconst MODELS: ").unwrap();
     let (models, _) = models.split_once("];").unwrap();
-    let wanted = ["qwen3-window", "smollm3", "qwen3-moe", "glm4-moe", "gpt-oss"];
+    let wanted = ["qwen3-window", "smollm3", "qwen3-moe", "glm4-moe", "gpt-oss", "qwen3-next"];
     let wanted = wanted.map(|model| format!("\"{model}\""));
     assert!(wanted.iter().all(|model| models.contains(model.as_str())), "{models}");
 }

@@ -1,6 +1,7 @@
 //! The page with the table of features.
 
-use super::table::{Coverage, Effect, FEATURES, Feature, Pair, REFUSALS, TESTS, pairs};
+use super::named_tests::TESTS;
+use super::table::{Coverage, Effect, FEATURES, Feature, Pair, REFUSALS, pairs};
 use std::fmt::Write;
 
 /// Beginning of the page.

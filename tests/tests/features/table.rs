@@ -1,5 +1,7 @@
 //! The features of a run, and how the tests cover each pair of them.
 
+use super::feature_names::{ADAPTERS, DELTA, GATED, SIGMOID, SINKS};
+use super::named_tests::TESTS;
 use Effect::{Command, Experiment, Library, Order, Place, Rounding};
 use std::collections::BTreeMap;
 use tests::compare::RunDistance;
@@ -66,13 +68,9 @@ const BF16: RunDistance = RunDistance { loss: 1e-2, norm: 1e-2, weights: 1e-2 };
 const FP8: RunDistance = RunDistance { loss: 3e-2, norm: 9e-2, weights: 2.5e-2 };
 /// Of the weights of adapters alone, whose change is all of them: measured 4.3e-2.
 const FP8_OF_ADAPTERS: RunDistance = RunDistance { weights: 7e-2, ..FP8 };
-/// Name of the feature of adapters.
-const ADAPTERS: &str = "adapters";
-/// Name of the feature of gated delta nets.
-const DELTA: &str = "gated delta nets";
 
 /// All features. The features with the effect `Library` are the last.
-pub(super) static FEATURES: [Feature; 34] = [
+pub(super) static FEATURES: [Feature; 35] = [
     feature("fp16", &["precision=Fp16"], &["loss_scale.initial=1024.0"], Rounding(FP16)),
     feature("bf16", &["precision=Bf16"], &[], Rounding(BF16)),
     feature("fp8", &["precision=Fp8"], &["model.hidden=64"], Rounding(FP8)),
@@ -103,6 +101,19 @@ pub(super) static FEATURES: [Feature; 34] = [
             "model.experts=(count: 4, per_token: 2, ffn_hidden: 32, biases: true)",
             "model.gate=ClampedSilu(slope: 1.702, limit: 7.0)",
             "model.attention_sinks=true",
+        ],
+        &["model.family=Llama"],
+        Experiment,
+    ),
+    feature(
+        GATED,
+        &[
+            "model.experts=(count: 4, per_token: 2, ffn_hidden: 32, shared_hidden: 32, shared_gate: true)",
+            "model.layer_pattern=DFD",
+            "model.delta_net=(key_heads: 2, value_heads: 4, key_dim: 8, value_dim: 6, taps: 3)",
+            "model.output_gate=true",
+            "model.qk_norm=true",
+            "model.norm_offset=true",
         ],
         &["model.family=Llama"],
         Experiment,
@@ -170,11 +181,6 @@ pub(super) static FEATURES: [Feature; 34] = [
     feature("timed matmuls", &["matmuls=Timed"], &["precision=Bf16"], Library),
 ];
 
-/// Experts scored by sigmoid, and a shared one.
-const SIGMOID: &str = "experts by sigmoid";
-/// Experts with biases and clamped gates, and sinks of attention: only together are they a class of
-/// transformers.
-const SINKS: &str = "biased experts and sinks";
 pub(super) const PACKED: &str = "data.packing=Documents";
 pub(super) const PADDED: &str = "data.packing=None";
 pub(super) const DELAYED: &str = "delayed update";
@@ -203,161 +209,16 @@ pub(super) const REFUSALS: &[([&str; 2], &str)] = &[
     (["fp8", SIGMOID], "onebox has no fp8 matmuls of experts"),
     (["fp8", SINKS], "onebox has no fp8 matmuls of experts"),
     (["fp8", DELTA], "onebox has no fp8 matmuls of gated delta nets"),
-    (["experts", DELTA], "onebox has no experts in models with gated delta nets"),
-    ([SIGMOID, DELTA], "onebox has no experts in models with gated delta nets"),
-    ([SINKS, DELTA], "onebox has no experts in models with gated delta nets"),
+    ([SIGMOID, DELTA], "no model has scores by sigmoid and gated delta nets"),
+    ([SINKS, DELTA], "no model has attention sinks and gated delta nets"),
+    (["fp8", GATED], "onebox has no fp8 matmuls of experts"),
+    ([GATED, ADAPTERS], "onebox has no adapters of models whose shared expert has a gate"),
     ([ADAPTERS, DELTA], "onebox has no adapters of models with gated delta nets"),
     ([ADAPTERS, BLOCKING], "frozen weights have no blocking transfers"),
     ([BLOCKING, "activation tiers"], "activations move to the host beside other blocks"),
     (["selective recomputation", "activation tiers"], "no block is recomputed"),
     (["packed documents", CUDNN], "cuDNN does not compute attention within documents"),
     (["layer kinds", CUDNN], "cuDNN does not compute attention within a window"),
-];
-
-/// A test of another target, whose expected values are those of transformers or PyTorch, or slopes
-/// of the loss.
-#[derive(Debug)]
-pub(super) struct NamedTest {
-    /// Names of both features.
-    pub(super) pair: [&'static str; 2],
-    /// Path of the source from the root of the repository.
-    pub(super) file: &'static str,
-    /// Name of the test's function.
-    pub(super) function: &'static str,
-    /// Words that the function has if it uses both features.
-    pub(super) words: [&'static str; 2],
-}
-
-/// Pairs that tests of other targets cover. `MODELS` there has models with windows, with layers
-/// without rotary positions, with experts of each kind, with sinks of attention, and with gated delta
-/// nets.
-pub(super) static TESTS: [NamedTest; 21] = [
-    NamedTest {
-        pair: ["packed documents", "layer kinds"],
-        file: "tests/tests/equivalence/llama/packed.rs",
-        function: "ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout",
-        words: ["Packing::Documents", "MODELS"],
-    },
-    NamedTest {
-        pair: ["padded documents", "layer kinds"],
-        file: "tests/tests/equivalence/llama.rs",
-        function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
-        words: ["Corpus::of_documents", "MODELS"],
-    },
-    NamedTest {
-        pair: ["packed documents", "experts"],
-        file: "tests/tests/equivalence/llama/packed.rs",
-        function: "ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout",
-        words: ["Packing::Documents", "MODELS"],
-    },
-    NamedTest {
-        pair: ["padded documents", "experts"],
-        file: "tests/tests/equivalence/llama.rs",
-        function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
-        words: ["Corpus::of_documents", "MODELS"],
-    },
-    NamedTest {
-        pair: ["packed documents", DELTA],
-        file: "tests/tests/equivalence/llama/packed.rs",
-        function: "ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout",
-        words: ["Packing::Documents", "MODELS"],
-    },
-    NamedTest {
-        pair: ["padded documents", DELTA],
-        file: "tests/tests/equivalence/llama.rs",
-        function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
-        words: ["Corpus::of_documents", "MODELS"],
-    },
-    NamedTest {
-        pair: ["packed documents", ADAPTERS],
-        file: "tests/tests/equivalence/adapters.rs",
-        function: "ten_adamw_steps_of_adapters_on_documents_are_those_of_peft",
-        words: ["Packing::Documents", "MODELS"],
-    },
-    NamedTest {
-        pair: ["padded documents", ADAPTERS],
-        file: "tests/tests/equivalence/adapters.rs",
-        function: "ten_adamw_steps_of_adapters_on_documents_are_those_of_peft",
-        words: ["masked", "MODELS"],
-    },
-    NamedTest {
-        pair: ["layer kinds", ADAPTERS],
-        file: "tests/tests/equivalence/adapters.rs",
-        function: "logits_loss_and_every_gradient_are_those_of_peft_on_every_layout",
-        words: ["pass(&shape", "MODELS"],
-    },
-    NamedTest {
-        pair: ["experts", ADAPTERS],
-        file: "tests/tests/equivalence/adapters.rs",
-        function: "logits_loss_and_every_gradient_are_those_of_peft_on_every_layout",
-        words: ["pass(&shape", "MODELS"],
-    },
-    NamedTest {
-        pair: [SIGMOID, ADAPTERS],
-        file: "tests/tests/equivalence/adapters.rs",
-        function: "logits_loss_and_every_gradient_are_those_of_peft_on_every_layout",
-        words: ["pass(&shape", "MODELS"],
-    },
-    NamedTest {
-        pair: [SINKS, ADAPTERS],
-        file: "tests/tests/equivalence/adapters.rs",
-        function: "logits_loss_and_every_gradient_are_those_of_peft_on_every_layout",
-        words: ["pass(&shape", "MODELS"],
-    },
-    NamedTest {
-        pair: ["layer kinds", "experts"],
-        file: "tests/tests/equivalence/experts.rs",
-        function: "the_gradients_of_experts_are_the_slopes_of_the_loss",
-        words: ["KINDS", "THREE_OF_EIGHT"],
-    },
-    NamedTest {
-        pair: ["layer kinds", SIGMOID],
-        file: "tests/tests/equivalence/experts.rs",
-        function: "the_gradients_of_experts_are_the_slopes_of_the_loss",
-        words: ["KINDS", "SHARED"],
-    },
-    NamedTest {
-        pair: ["layer kinds", SINKS],
-        file: "tests/tests/equivalence/experts.rs",
-        function: "the_gradients_of_experts_are_the_slopes_of_the_loss",
-        words: ["KINDS", "BIASED"],
-    },
-    NamedTest {
-        pair: ["packed documents", SIGMOID],
-        file: "tests/tests/equivalence/llama/packed.rs",
-        function: "ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout",
-        words: ["Packing::Documents", "MODELS"],
-    },
-    NamedTest {
-        pair: ["padded documents", SIGMOID],
-        file: "tests/tests/equivalence/llama.rs",
-        function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
-        words: ["Corpus::of_documents", "MODELS"],
-    },
-    NamedTest {
-        pair: ["packed documents", SINKS],
-        file: "tests/tests/equivalence/llama/packed.rs",
-        function: "ten_adamw_steps_on_packed_documents_are_those_of_pytorch_on_every_layout",
-        words: ["Packing::Documents", "MODELS"],
-    },
-    NamedTest {
-        pair: ["padded documents", SINKS],
-        file: "tests/tests/equivalence/llama.rs",
-        function: "ten_adamw_steps_on_masked_documents_are_those_of_pytorch_on_every_layout",
-        words: ["Corpus::of_documents", "MODELS"],
-    },
-    NamedTest {
-        pair: ["layer kinds", "generate"],
-        file: "tests/tests/equivalence/llama.rs",
-        function: "the_next_token_of_a_folder_is_that_of_transformers",
-        words: ["next_logits", "MODELS"],
-    },
-    NamedTest {
-        pair: ["layer kinds", "export"],
-        file: "tests/tests/equivalence/llama.rs",
-        function: "a_folder_goes_back_as_it_came",
-        words: ["ModelExport", "MODELS"],
-    },
 ];
 
 /// How a pair is covered.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Classes for models without a folder, in the order in which they are tried.
-pub(super) const CLASSES: [ModelClass; 18] = [
+pub(super) const CLASSES: [ModelClass; 20] = [
     ModelClass::Llama,
     ModelClass::Qwen2,
     ModelClass::Qwen3,
@@ -31,6 +31,8 @@ pub(super) const CLASSES: [ModelClass; 18] = [
     ModelClass::Glm4Moe,
     ModelClass::GptOss,
     ModelClass::Qwen35,
+    ModelClass::Qwen35Moe,
+    ModelClass::Qwen3Next,
 ];
 
 /// Whether a class takes the size of the model's heads.
@@ -169,7 +171,9 @@ fn part_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
             all["attention_bias"] = json!(m.qkv_bias);
             all["use_qk_norm"] = json!(m.qk_norm);
         }
-        ModelClass::Qwen35 => all["attention_bias"] = json!(false),
+        ModelClass::Qwen35 | ModelClass::Qwen35Moe | ModelClass::Qwen3Next => {
+            all["attention_bias"] = json!(false);
+        }
     }
     if let Some(delta) = m.delta_net.as_ref().filter(|_| class.has_delta_nets()) {
         all["linear_num_key_heads"] = json!(delta.key_heads);
@@ -245,15 +249,26 @@ fn expert_keys(
     all[count] = json!(experts.count);
     all["num_experts_per_tok"] = json!(experts.per_token);
     match class {
-        ModelClass::Qwen3Moe => {
+        ModelClass::Qwen3Moe | ModelClass::Qwen3Next => {
             all["moe_intermediate_size"] = json!(experts.ffn_hidden);
             all["decoder_sparse_step"] = json!(1);
             all["mlp_only_layers"] = json!(experts.dense_layers);
         }
+        ModelClass::Qwen35Moe => {
+            all["moe_intermediate_size"] = json!(experts.ffn_hidden);
+            if let Some(all) = all.as_object_mut() {
+                // All its layers have experts.
+                all.remove("intermediate_size");
+            }
+        }
         ModelClass::Glm4Moe => glm_keys(all, experts),
         _ => all["intermediate_size"] = json!(experts.ffn_hidden),
     }
-    if !is_local {
+    if class.gates_shared_expert() {
+        all["shared_expert_intermediate_size"] = json!(experts.shared_hidden);
+    }
+    // A Qwen3.5 always divides the weights of a token by their sum.
+    if !is_local && class != ModelClass::Qwen35Moe {
         all["norm_topk_prob"] = json!(experts.normalize);
     }
     if let Some(came) = came {
@@ -339,7 +354,9 @@ fn layer_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
             all["use_sliding_window"] = json!(false);
             all["sliding_window"] = json!(null);
         }
-        ModelClass::Qwen35 => all["layer_types"] = types(),
+        ModelClass::Qwen35 | ModelClass::Qwen35Moe | ModelClass::Qwen3Next => {
+            all["layer_types"] = types();
+        }
         ModelClass::Gpt2
         | ModelClass::Llama
         | ModelClass::Olmo2
@@ -377,7 +394,8 @@ fn rope_keys(all: &mut Value, m: &ModelConfig, class: ModelClass) {
         }
         return;
     }
-    if m.rope.rotated_share < 1.0 || matches!(class, ModelClass::Glm4Moe | ModelClass::Qwen35) {
+    let names_share = class == ModelClass::Glm4Moe || class.has_delta_nets();
+    if m.rope.rotated_share < 1.0 || names_share {
         let share = json!(decimal(m.rope.rotated_share));
         all["partial_rotary_factor"] = share.clone();
         scaling.insert("partial_rotary_factor".into(), share);

@@ -17,9 +17,8 @@ pub(super) enum Names {
         norms: NormPlace,
         /// Parameters that are the rows of one tensor.
         fused: &'static [Fusion],
-        /// Number of the heads whose queries and gates of the output alternate in one tensor
-        /// (Qwen3.5). `None`: the output has no gate.
-        gated_heads: Option<usize>,
+        /// Numbers of heads by which rows alternate in one tensor.
+        heads: HeadCounts,
         /// Experts of the layers that have them.
         experts: Option<ExpertNames>,
     },
@@ -29,11 +28,22 @@ pub(super) enum Names {
 /// from above, and the part of its name.
 type Fusion = (&'static [&'static str], &'static str);
 
+/// Numbers of heads by which the rows of several parameters alternate in one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HeadCounts {
+    /// Heads of queries of attention.
+    pub(super) queries: usize,
+    /// Heads of keys of a gated delta net; 0 without one.
+    pub(super) delta_keys: usize,
+}
+
 /// Form of the experts of a layer in a folder, and their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ExpertNames {
     pub(super) form: ExpertForm,
     pub(super) count: usize,
+    /// Whether the output of the shared expert has a gate.
+    pub(super) gates_shared: bool,
 }
 
 /// Form of the experts of a layer in a folder.
@@ -115,28 +125,44 @@ const OF_PHI3: [Fusion; 2] = [
     (&[".attn.q.", ".attn.k.", ".attn.v."], ".self_attn.qkv_proj."),
     (&[".mlp.gate.", ".mlp.up."], ".mlp.gate_up_proj."),
 ];
+/// Joined weights of a convolution, and joined queries and gates of the output.
+const CONVOLUTIONS: Fusion = (&[".delta.conv_q.", ".delta.conv_k.", ".delta.conv_v."], CONVOLUTION);
+const QUERIES: Fusion = (&[".attn.q.", ".attn.gate."], GATED_QUERIES);
 /// Joined tensors of Qwen3.5.
 const OF_QWEN35: [Fusion; 3] = [
     (&[".delta.q.", ".delta.k.", ".delta.v."], ".linear_attn.in_proj_qkv."),
-    (&[".delta.conv_q.", ".delta.conv_k.", ".delta.conv_v."], CONVOLUTION),
-    (&[".attn.q.", ".attn.gate."], GATED_QUERIES),
+    CONVOLUTIONS,
+    QUERIES,
+];
+/// Joined tensors of Qwen3-Next, whose projections alternate by heads of keys.
+const OF_QWEN3_NEXT: [Fusion; 4] = [
+    (&[".delta.q.", ".delta.k.", ".delta.v.", ".delta.z."], DELTA_HEADS),
+    (&[".delta.b.", ".delta.a."], DELTA_GATES),
+    CONVOLUTIONS,
+    QUERIES,
 ];
 /// Part of the name of the weights of a convolution, which have a dimension of 1 in the middle.
 const CONVOLUTION: &str = ".linear_attn.conv1d.";
 /// Part of the name of queries and gates of the output, which alternate by heads.
 const GATED_QUERIES: &str = ".self_attn.q_proj.";
+/// Parts of the names of the projections of a Qwen3-Next, which alternate by heads of keys.
+const DELTA_HEADS: &str = ".linear_attn.in_proj_qkvz.";
+const DELTA_GATES: &str = ".linear_attn.in_proj_ba.";
 
 /// Matrices of an expert: name in onebox, in most classes, and in Mixtral.
 const EXPERT: [[&str; 3]; 3] =
     [["gate", "gate_proj", "w1"], ["up", "up_proj", "w3"], ["proj", "down_proj", "w2"]];
 /// Other parts of a layer with experts: name in onebox, in transformers.
-const OTHERS: [[&str; 2]; 5] = [
+const OTHERS: [[&str; 2]; 6] = [
     ["router.weight", "gate.weight"],
+    ["shared.output_gate.weight", "shared_expert_gate.weight"],
     ["router.correction", "gate.e_score_correction_bias"],
     ["shared.gate.weight", "shared_experts.gate_proj.weight"],
     ["shared.up.weight", "shared_experts.up_proj.weight"],
     ["shared.proj.weight", "shared_experts.down_proj.weight"],
 ];
+/// Parts of the names of a shared expert: in most classes, and in those with a gate of its output.
+const SHARED: [&str; 2] = ["shared_experts.", "shared_expert."];
 /// Ends of the names of fused experts: gates and ups, and projections back.
 const STACKS: [&str; 2] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
 /// Ends of the names of codes and of their scales, behind the name of the numbers that they stand for.
@@ -202,18 +228,25 @@ impl Names {
         Self::Llama {
             norms: parts.norm_place,
             fused: match class {
+                ModelClass::Qwen3Next => &OF_QWEN3_NEXT,
                 class if class.has_delta_nets() => &OF_QWEN35,
                 class if class.fuses_projections() => &OF_PHI3,
                 _ => &[],
             },
-            gated_heads: parts.output_gate.then_some(shape.heads),
-            experts: shape.experts.map(|experts| ExpertNames { form, count: experts.count }),
+            heads: HeadCounts {
+                queries: shape.heads,
+                delta_keys: shape.delta.map_or(0, |delta| delta.key_heads),
+            },
+            experts: shape.experts.map(|experts| {
+                let gates_shared = experts.shared_gate;
+                ExpertNames { form, count: experts.count, gates_shared }
+            }),
         }
     }
 
     /// Name of a part of the experts of a layer, without the prefix; `None` for another parameter.
     fn of_experts(self, name: &str) -> Option<String> {
-        let Self::Llama { experts: Some(ExpertNames { form, .. }), .. } = self else {
+        let Self::Llama { experts: Some(ExpertNames { form, gates_shared, .. }), .. } = self else {
             return None;
         };
         let of_mixtral = form == ExpertForm::Mixtral;
@@ -223,8 +256,11 @@ impl Names {
                 let (layer, part) = name.strip_prefix("h.")?.split_once(".moe.")?;
                 let theirs = match form {
                     // The router has its own name, and a bias.
-                    ExpertForm::Interleaved => part,
-                    _ => OTHERS.iter().find(|[ours, _]| *ours == part)?[1],
+                    ExpertForm::Interleaved => part.to_owned(),
+                    _ => {
+                        let theirs = OTHERS.iter().find(|[ours, _]| *ours == part)?[1];
+                        theirs.replace(SHARED[0], SHARED[usize::from(gates_shared)])
+                    }
                 };
                 format!("layers.{layer}.{whose}.{theirs}")
             }
@@ -247,7 +283,7 @@ impl Names {
     /// Place of the parameter `name` in the tensor of all experts of its layer; `None` if it has a
     /// tensor of its own.
     pub(super) fn stack_place(self, name: &str) -> Option<StackPlace> {
-        let Self::Llama { experts: Some(ExpertNames { form, count }), .. } = self else {
+        let Self::Llama { experts: Some(ExpertNames { form, count, .. }), .. } = self else {
             return None;
         };
         let interleaved = form == ExpertForm::Interleaved;
@@ -277,7 +313,10 @@ impl Names {
     /// runs of several parameters alternate; 1 if its rows are adjacent.
     pub(super) fn runs_of(self, name: &str) -> usize {
         match (self, self.fused(name)) {
-            (Self::Llama { gated_heads: Some(heads), .. }, Some((_, _, GATED_QUERIES))) => heads,
+            (Self::Llama { heads, .. }, Some((_, _, GATED_QUERIES))) => heads.queries,
+            (Self::Llama { heads, .. }, Some((_, _, DELTA_HEADS | DELTA_GATES))) => {
+                heads.delta_keys
+            }
             _ => 1,
         }
     }

@@ -150,6 +150,7 @@ fn experts_are_a_section_or_none() {
         normalize: true,
         scoring: ScoreRule::Softmax,
         shared_hidden: 0,
+        shared_gate: false,
         biases: false,
         dense_layers: Vec::new(),
         balance: Balance::Off,
@@ -190,6 +191,19 @@ fn experts_are_a_section_or_none() {
         ]),
         "model.experts.shared_hidden",
         &["9 channels"],
+    );
+    refuses(
+        &llama(&["model.experts=(count: 4, per_token: 2, ffn_hidden: 8, shared_gate: true)"]),
+        "model.experts.shared_gate",
+        &["there is no shared expert whose output the gate could multiply"],
+    );
+    refuses(
+        &llama(&[
+            "model.experts=(count: 4, per_token: 2, ffn_hidden: 8, shared_hidden: 8, shared_gate: true)",
+            "adapter=Lora(rank: 4, alpha: 4)",
+        ]),
+        "adapter",
+        &["no adapters of models whose shared expert has a gate"],
     );
     refuses(
         &llama(&["model.attention_sinks=true"]),

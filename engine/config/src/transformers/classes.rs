@@ -24,11 +24,13 @@ pub enum ModelClass {
     Glm4Moe,
     GptOss,
     Qwen35,
+    Qwen35Moe,
+    Qwen3Next,
 }
 
 impl ModelClass {
     /// All classes.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::Gpt2,
         Self::Llama,
         Self::Mistral,
@@ -49,6 +51,8 @@ impl ModelClass {
         Self::Glm4Moe,
         Self::GptOss,
         Self::Qwen35,
+        Self::Qwen35Moe,
+        Self::Qwen3Next,
     ];
 
     /// Value of `model_type`.
@@ -74,6 +78,8 @@ impl ModelClass {
             Self::Glm4Moe => "glm4_moe",
             Self::GptOss => "gpt_oss",
             Self::Qwen35 => "qwen3_5_text",
+            Self::Qwen35Moe => "qwen3_5_moe_text",
+            Self::Qwen3Next => "qwen3_next",
         }
     }
 
@@ -100,6 +106,8 @@ impl ModelClass {
             Self::Glm4Moe => ["Glm4MoeForCausalLM", "Glm4MoeModel"],
             Self::GptOss => ["GptOssForCausalLM", "GptOssModel"],
             Self::Qwen35 => ["Qwen3_5ForCausalLM", "Qwen3_5TextModel"],
+            Self::Qwen35Moe => ["Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextModel"],
+            Self::Qwen3Next => ["Qwen3NextForCausalLM", "Qwen3NextModel"],
         }
     }
 
@@ -110,7 +118,21 @@ impl ModelClass {
 
     /// Whether layers of the class have experts in the place of an MLP.
     pub const fn has_experts(self) -> bool {
-        matches!(self, Self::Qwen3Moe | Self::Mixtral | Self::Olmoe | Self::Glm4Moe | Self::GptOss)
+        matches!(
+            self,
+            Self::Qwen3Moe
+                | Self::Mixtral
+                | Self::Olmoe
+                | Self::Glm4Moe
+                | Self::GptOss
+                | Self::Qwen35Moe
+                | Self::Qwen3Next
+        )
+    }
+
+    /// Whether layers with experts have a shared expert whose output has a gate.
+    pub const fn gates_shared_expert(self) -> bool {
+        matches!(self, Self::Qwen35Moe | Self::Qwen3Next)
     }
 
     /// Whether folders of the class may have further layers after the decoder's last layer, which
@@ -123,14 +145,15 @@ impl ModelClass {
     /// the decoder: layers that predict several tokens (MTP), and a vision tower.
     pub const fn other_parts(self) -> &'static [&'static str] {
         match self {
-            Self::Qwen35 => &["mtp.", "visual."],
+            Self::Qwen35 | Self::Qwen35Moe => &["mtp.", "visual."],
+            Self::Qwen3Next => &["mtp."],
             _ => &[],
         }
     }
 
     /// Whether layers of the class may have a gated delta net in the place of attention.
     pub const fn has_delta_nets(self) -> bool {
-        matches!(self, Self::Qwen35)
+        matches!(self, Self::Qwen35 | Self::Qwen35Moe | Self::Qwen3Next)
     }
 
     /// Whether norms of the class multiply by 1 + their gain.
@@ -151,11 +174,12 @@ pub enum WrapperClass {
     Gemma3,
     Mistral3,
     Qwen35,
+    Qwen35Moe,
 }
 
 impl WrapperClass {
     /// All classes.
-    pub const ALL: [Self; 3] = [Self::Gemma3, Self::Mistral3, Self::Qwen35];
+    pub const ALL: [Self; 4] = [Self::Gemma3, Self::Mistral3, Self::Qwen35, Self::Qwen35Moe];
 
     /// Value of `model_type`.
     pub const fn model_type(self) -> &'static str {
@@ -163,6 +187,7 @@ impl WrapperClass {
             Self::Gemma3 => "gemma3",
             Self::Mistral3 => "mistral3",
             Self::Qwen35 => "qwen3_5",
+            Self::Qwen35Moe => "qwen3_5_moe",
         }
     }
 
@@ -172,6 +197,7 @@ impl WrapperClass {
             Self::Gemma3 => ["Gemma3ForConditionalGeneration", "Gemma3Model"],
             Self::Mistral3 => ["Mistral3ForConditionalGeneration", "Mistral3Model"],
             Self::Qwen35 => ["Qwen3_5ForConditionalGeneration", "Qwen3_5Model"],
+            Self::Qwen35Moe => ["Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeModel"],
         }
     }
 
@@ -181,6 +207,7 @@ impl WrapperClass {
             Self::Gemma3 => &[ModelClass::Gemma3],
             Self::Mistral3 => &[ModelClass::Mistral, ModelClass::Ministral3],
             Self::Qwen35 => &[ModelClass::Qwen35],
+            Self::Qwen35Moe => &[ModelClass::Qwen35Moe],
         }
     }
 }

@@ -82,7 +82,9 @@ impl ClassDefaults {
             | ModelClass::Glm4Moe
             | ModelClass::GptOss => Self { norm_eps: 1e-5, ..others },
             ModelClass::SmolLm3 => Self { tied: true, ..others },
-            ModelClass::Qwen35 => Self { head_dim: Some(256), ..others },
+            ModelClass::Qwen35 | ModelClass::Qwen35Moe | ModelClass::Qwen3Next => {
+                Self { head_dim: Some(256), ..others }
+            }
             ModelClass::Gpt2
             | ModelClass::Llama
             | ModelClass::Mistral
@@ -114,7 +116,14 @@ pub(super) fn decoder(keys: &mut Keys, class: ModelClass) -> FolderModel {
     let Ropes { full, windowed } = ropes(keys, RopeContext { class, head_dim, most });
     let unscaled = unscaled_queries(keys).filter(|_| class == ModelClass::Ministral3);
     let scales = scales(keys, class, hidden, head_dim);
-    let ffn_hidden = keys.whole("intermediate_size", INNER);
+    let ffn_hidden = match class {
+        // All its layers have experts, and its class does not read the other key.
+        ModelClass::Qwen35Moe => {
+            keys.read_keys.push("intermediate_size");
+            keys.whole("moe_intermediate_size", INNER)
+        }
+        _ => keys.whole("intermediate_size", INNER),
+    };
     let experts = experts(keys, class, layers, ffn_hidden);
     let qk_norm = norms_queries(keys, class);
     let delta_net = delta_net(keys, class).filter(|_| letters.contains(&DELTA));
@@ -249,6 +258,11 @@ fn fixed_parts(keys: &mut Keys, class: ModelClass) {
         // Layers that predict several tokens are kept as they are.
         keys.read_keys.extend(["mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"]);
     }
+    if matches!(class, ModelClass::Qwen35 | ModelClass::Qwen35Moe) {
+        // Files have this key, which their classes do not read.
+        let why = "all layers of its class are alike";
+        keys.fixed("mlp_only_layers", &[json!([])], why);
+    }
     keys.fixed("mlp_bias", &[json!(false)], "gated MLPs have no biases here");
     keys.fixed("is_decoder", &[json!(false), json!(true)], "it says whether a model is a decoder");
     keys.fixed("add_cross_attention", &[json!(false)], "there is none here");
@@ -295,7 +309,7 @@ fn biases(keys: &mut Keys, class: ModelClass) -> (bool, bool) {
             let biased = keys.flag("attention_bias", true);
             (biased, biased)
         }
-        ModelClass::Qwen35 => {
+        ModelClass::Qwen35 | ModelClass::Qwen35Moe | ModelClass::Qwen3Next => {
             let why = "onebox has no biases beside a gate of attention's output";
             keys.fixed("attention_bias", &[json!(false)], why);
             (false, false)
@@ -333,6 +347,8 @@ fn norms_queries(keys: &mut Keys, class: ModelClass) -> bool {
                 | ModelClass::Qwen3Moe
                 | ModelClass::Olmoe
                 | ModelClass::Qwen35
+                | ModelClass::Qwen35Moe
+                | ModelClass::Qwen3Next
         ),
     }
 }

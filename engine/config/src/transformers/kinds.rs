@@ -117,8 +117,8 @@ const LACKING: [LackingPart; 7] = [
         keys: &["kv_lora_rank"],
     },
     LackingPart {
-        what: "gated delta nets (linear attention) of another class than qwen3_5",
-        families: &["qwen3_next", "olmo_hybrid", "kimi_linear"],
+        what: "gated delta nets (linear attention) of another class than qwen3_5, qwen3_5_moe and qwen3_next",
+        families: &["olmo_hybrid", "kimi_linear"],
         in_name: &[],
         keys: &["linear_num_key_heads", "linear_conv_kernel_dim"],
     },
@@ -135,8 +135,8 @@ const LACKING: [LackingPart; 7] = [
         keys: &[],
     },
     LackingPart {
-        what: "shared experts with a gate",
-        families: &["qwen2_moe", "qwen3_5_moe", "qwen3_next", "qwen4_exp"],
+        what: "shared experts with a gate of another class than qwen3_5_moe and qwen3_next",
+        families: &["qwen2_moe", "qwen4_exp"],
         in_name: &[],
         keys: &["shared_expert_intermediate_size"],
     },
@@ -240,14 +240,14 @@ mod tests {
     /// Source: the classes of transformers 5.24.
     #[test]
     fn a_family_is_refused_for_the_parts_that_onebox_lacks() {
-        let experts = "it has a mixture of experts of another class: onebox has those of qwen3_moe, mixtral, olmoe, glm4_moe, gpt_oss";
+        let experts = "it has a mixture of experts of another class: onebox has those of qwen3_moe, mixtral, olmoe, glm4_moe, gpt_oss, qwen3_5_moe_text, qwen3_next";
         for (config, message) in [
             (json!({ "model_type": "granitemoe", "num_local_experts": 32 }), experts),
             (json!({ "model_type": "new", "num_experts": 60 }), experts),
             (json!({ "model_type": "dbrx" }), experts),
             (
                 json!({ "model_type": "qwen2_moe", "num_experts": 60 }),
-                "it has shared experts with a gate, which onebox lacks",
+                "it has shared experts with a gate of another class than qwen3_5_moe and qwen3_next, which onebox lacks",
             ),
             (json!({ "model_type": "new", "num_experts": 60, "n_shared_experts": 2 }), experts),
             (json!({ "model_type": "dots1", "n_routed_experts": 128 }), experts),
@@ -271,12 +271,12 @@ mod tests {
             (json!({ "model_type": "qwen4_exp" }), "it has a sparse indexer"),
             (json!({ "model_type": "mistral_large4" }), "it has a sparse indexer"),
             (
-                json!({ "model_type": "qwen3_next", "linear_num_key_heads": 16, "num_experts": 512 }),
-                "it has gated delta nets (linear attention) of another class than qwen3_5 and shared experts with a gate",
+                json!({ "model_type": "olmo_hybrid", "linear_num_key_heads": 16 }),
+                "it has gated delta nets (linear attention) of another class than qwen3_5, qwen3_5_moe and qwen3_next, which",
             ),
             (
-                json!({ "model_type": "qwen3_5_moe", "text_config": { "model_type": "qwen3_5_moe_text" } }),
-                "it has shared experts with a gate, which onebox lacks",
+                json!({ "model_type": "qwen3_5_moe", "text_config": { "model_type": "qwen3_5_text" } }),
+                "a qwen3_5_moe here has a qwen3_5_moe_text",
             ),
             (
                 json!({ "model_type": "minimax", "layer_types": ["linear_attention"] }),
@@ -293,7 +293,7 @@ mod tests {
             (json!({ "model_type": "t5", "is_encoder_decoder": true }), "it has an encoder"),
             (
                 json!({ "model_type": "llava", "text_config": { "model_type": "llama" } }),
-                "it reads more than text, and of such models onebox has gemma3, mistral3, qwen3_5",
+                "it reads more than text, and of such models onebox has gemma3, mistral3, qwen3_5, qwen3_5_moe",
             ),
             (
                 json!({ "model_type": "llava", "text_config": { "model_type": "llama" } }),

@@ -58,7 +58,7 @@ pub(super) fn layer_letters(keys: &mut Keys, class: ModelClass, layers: usize) -
         }
         ModelClass::Olmo3 => each(&every(4)),
         ModelClass::SmolLm3 => unrotated(keys, layers),
-        ModelClass::Qwen35 => {
+        ModelClass::Qwen35 | ModelClass::Qwen35Moe | ModelClass::Qwen3Next => {
             let period = keys.whole_or("full_attention_interval", LAYERS, Some(4));
             each(&|layer| if (layer + 1).is_multiple_of(period) { FULL } else { DELTA })
         }
@@ -86,7 +86,9 @@ fn window(keys: &mut Keys, class: ModelClass) -> Option<usize> {
         | ModelClass::SeedOss
         | ModelClass::Olmoe
         | ModelClass::Glm4Moe
-        | ModelClass::Qwen35 => {
+        | ModelClass::Qwen35
+        | ModelClass::Qwen35Moe
+        | ModelClass::Qwen3Next => {
             // Their classes do not read these keys.
             keys.read_keys.extend(["max_window_layers", "sliding_window"]);
             return None;
@@ -212,7 +214,9 @@ fn named(keys: &mut Keys, class: ModelClass, of_class: Vec<char>) -> Vec<char> {
         | ModelClass::Gemma3
         | ModelClass::Olmo3
         | ModelClass::GptOss
-        | ModelClass::Qwen35 => true,
+        | ModelClass::Qwen35
+        | ModelClass::Qwen35Moe
+        | ModelClass::Qwen3Next => true,
         ModelClass::Gpt2
         | ModelClass::Llama
         | ModelClass::Mistral

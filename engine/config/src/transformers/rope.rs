@@ -210,7 +210,7 @@ fn one(
         inner.number("llama_4_scaling_beta", 0.0, 0.0);
         inner.whole("original_max_position_embeddings", TOKENS);
     }
-    if context.class == ModelClass::Qwen35 {
+    if matches!(context.class, ModelClass::Qwen35 | ModelClass::Qwen35Moe) {
         // The three positions of a token of text are equal, so these keys change nothing.
         inner.read_keys.extend(["mrope_section", "mrope_interleaved"]);
     }
@@ -264,7 +264,8 @@ struct OuterValue<'a> {
 fn rotated_share(inner: &mut Keys, share: Option<Value>, class: ModelClass) -> f32 {
     let Some(value) = share else { return usual_share(class) };
     let number = value.as_f64().unwrap_or(f64::NAN);
-    if !matches!(class, ModelClass::Phi3 | ModelClass::Glm4Moe | ModelClass::Qwen35) {
+    let is_partial = matches!(class, ModelClass::Phi3 | ModelClass::Glm4Moe);
+    if !is_partial && !class.has_delta_nets() {
         if number != 1.0 {
             let value = shown(&value);
             inner.wrong.push(format!(
@@ -285,7 +286,7 @@ fn rotated_share(inner: &mut Keys, share: Option<Value>, class: ModelClass) -> f
 const fn usual_share(class: ModelClass) -> f32 {
     match class {
         ModelClass::Glm4Moe => 0.5,
-        ModelClass::Qwen35 => 0.25,
+        class if class.has_delta_nets() => 0.25,
         _ => 1.0,
     }
 }

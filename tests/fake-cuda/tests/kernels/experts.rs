@@ -136,9 +136,10 @@ fn logits_of(seed: u64, tokens: usize, experts: usize) -> [Vec<f64>; 2] {
     [spread, equal]
 }
 
-/// Shapes of routes: tokens, experts, experts of a token.
-pub(crate) const ROUTES: [[usize; 3]; 6] =
-    [[1, 1, 1], [5, 8, 2], [9, 40, 8], [6, 128, 8], [3, 1024, 32], [7, 32, 32]];
+/// Shapes of routes: tokens, experts, experts of a token. With one expert its weight is the gate of a
+/// shared expert.
+pub(crate) const ROUTES: [[usize; 3]; 7] =
+    [[1, 1, 1], [70, 1, 1], [5, 8, 2], [9, 40, 8], [6, 128, 8], [3, 1024, 32], [7, 32, 32]];
 
 #[test]
 fn routes_choose_the_same_experts_and_ties_go_to_the_lower_index() {
@@ -254,9 +255,15 @@ pub(crate) fn sort_of(rig: &mut Rig, shape: (usize, usize), experts: usize) -> O
 #[test]
 fn pairs_are_sorted_by_expert_in_their_order() {
     // The last one has more pairs than blocks have in one part.
-    for (shape, experts) in
-        [((1, 1), 1), ((5, 2), 8), ((700, 3), 40), ((1025, 1), 3), ((9, 8), 1024), ((70_000, 2), 3)]
-    {
+    for (shape, experts) in [
+        ((1, 1), 1),
+        ((5, 2), 8),
+        ((700, 3), 40),
+        ((1025, 1), 3),
+        ((1025, 1), 1),
+        ((9, 8), 1024),
+        ((70_000, 2), 3),
+    ] {
         for skew in [0, 1] {
             let mut rig = Rig::new(skew);
             let op = sort_of(&mut rig, shape, experts);
@@ -323,7 +330,7 @@ fn biases_of_experts_and_their_gradient_agree() {
 #[test]
 fn rows_of_experts_are_gathered_and_combined_with_the_same_bits() {
     in_each_type(|dtype, skew| {
-        for sizes in [[1, 1, 1], [5, 2, 37], [3, 8, 64], [4, 3, 2056]] {
+        for sizes in [[1, 1, 1], [9, 1, 37], [5, 2, 37], [3, 8, 64], [4, 3, 2056]] {
             check_rows(Rig::new(skew), dtype, sizes);
         }
     });

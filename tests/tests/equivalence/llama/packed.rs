@@ -43,7 +43,7 @@ fn models() -> Vec<Model> {
     gpt2.add(include_bytes!("../../../fixtures/gpt2-tiny.safetensors"));
     let llama = |name| Model { name, fixture: load(name) };
     let gpt2 = Model { name: "gpt2", fixture: gpt2 };
-    let llamas = ["llama3", "qwen3", "qwen3-moe", "gpt-oss", "qwen3-5"].map(llama);
+    let llamas = ["llama3", "qwen3", "qwen3-moe", "gpt-oss", "qwen3-5", "qwen3-next"].map(llama);
     std::iter::once(gpt2).chain(llamas).collect()
 }
 

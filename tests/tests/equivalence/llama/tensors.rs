@@ -16,7 +16,7 @@ const GEMMA_NORMS: [(&str, &str); 4] = [
 
 /// Number of experts of a layer of `model`.
 pub(crate) fn experts_of(model: &str) -> usize {
-    if model == "mixtral" { 6 } else { 8 }
+    if ["mixtral", "qwen3-5-moe", "qwen3-next"].contains(&model) { 6 } else { 8 }
 }
 
 /// Part of the names of the expert that no token chooses (`IDLE`).
@@ -28,6 +28,11 @@ pub(super) const CORRECTION: &str = "router.correction";
 /// The model whose experts have biases, transposed matrices, and alternating gates and ups; its channels
 /// and the inner width of an expert.
 const INTERLEAVED: (&str, usize, usize) = ("gpt-oss", 32, 48);
+
+/// Whether layers of `model` have gated delta nets.
+pub(super) fn has_delta_nets(model: &str) -> bool {
+    ["qwen3-5", "qwen3-5-moe", "qwen3-next"].contains(&model)
+}
 
 /// Name in transformers of a linear of a gated MLP.
 fn linear(ours: &str) -> String {
@@ -53,11 +58,15 @@ pub(crate) fn theirs(model: &str, ours: &str) -> String {
                 assert_eq!(part, "router.weight");
                 return format!("{layer}.mlp.gate.weight");
             };
-            return format!("{layer}.mlp.shared_experts.{}", linear(part));
+            if part == "output_gate.weight" {
+                return format!("{layer}.mlp.shared_expert_gate.weight");
+            }
+            let end = if has_delta_nets(model) { "" } else { "s" };
+            return format!("{layer}.mlp.shared_expert{end}.{}", linear(part));
         };
         return format!("{layer}.mlp.experts.{}", linear(part));
     }
-    if model == "qwen3-5"
+    if has_delta_nets(model)
         && let Some(name) = theirs_of_qwen(ours)
     {
         return name;
@@ -91,7 +100,7 @@ pub(super) fn load(model: &str) -> Fixture {
             all.add(&std::fs::read(path).unwrap());
         }
     }
-    if model == "qwen3-5" {
+    if has_delta_nets(model) {
         split_qwen(&mut all);
     }
     split_joined(&mut all);
@@ -217,13 +226,15 @@ fn theirs_of_qwen(ours: &str) -> Option<String> {
     Some(format!("{layer}.self_attn.{part}"))
 }
 
-/// Whether a tensor of Qwen3.5 holds several parameters of onebox.
+/// Whether a tensor of a model with gated delta nets holds several parameters of onebox.
 pub(super) fn is_joined_in_qwen(name: &str) -> bool {
-    ["in_proj_qkv", "conv1d", "q_proj"].iter().any(|joined| name.contains(joined))
+    ["in_proj_qkv", "in_proj_ba", "conv1d", "q_proj"].iter().any(|joined| name.contains(joined))
 }
 
-/// Adds the parts of the joined tensors of the tiny Qwen3.5: 48 rows of queries, 48 of keys and 72 of
-/// values, and the queries and gates of 6 heads, which alternate.
+/// Adds the parts of the joined tensors of a tiny model with gated delta nets: 48 rows of queries, 48 of
+/// keys and 72 of values, and the queries and gates of 6 heads, which alternate. Projections of a
+/// Qwen3-Next alternate by 6 heads of keys: 8 rows of queries, 8 of keys, 12 of values and 12 of gates of
+/// the output; and 2 of step sizes and 2 of decays.
 fn split_qwen(all: &mut Fixture) {
     let joined: Vec<String> =
         all.0.keys().filter(|name| is_joined_in_qwen(name)).cloned().collect();
@@ -238,6 +249,21 @@ fn split_qwen(all: &mut Fixture) {
             };
             add("q_proj", "q", half(0));
             add("q_proj", "gate", half(1));
+            continue;
+        }
+        let alternating: [(&str, &[(&str, std::ops::Range<usize>)]); 2] = [
+            ("in_proj_qkvz", &[("q", 0..8), ("k", 8..16), ("v", 16..28), ("in_proj_z", 28..40)]),
+            ("in_proj_ba", &[("in_proj_b", 0..2), ("in_proj_a", 2..4)]),
+        ];
+        if let Some((joined, parts)) = alternating.iter().find(|(joined, _)| name.contains(joined))
+        {
+            let rows = parts.last().unwrap().1.end;
+            let head = values.len() / 6;
+            for (part, own) in *parts {
+                let own = own.start * head / rows..own.end * head / rows;
+                let of_head = |head: &[f64]| head[own.clone()].to_vec();
+                add(joined, part, values.chunks(head).flat_map(of_head).collect());
+            }
             continue;
         }
         let row = values.len() / 168;

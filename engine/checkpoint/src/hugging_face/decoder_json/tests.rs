@@ -284,6 +284,54 @@ fn a_qwen_is_described_with_its_gated_delta_nets() {
     assert!(why.contains("transformers has no class with these parts"), "{why}");
 }
 
+/// Source: the keys of Qwen3_5MoeTextConfig and Qwen3NextConfig in transformers 5.24. A run without a
+/// folder writes the same class.
+#[test]
+fn a_qwen_is_described_with_its_experts() {
+    let sizes = json!({
+        "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16,
+        "vocab_size": 61, "max_position_embeddings": 512, "full_attention_interval": 3, "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 8, "linear_conv_kernel_dim": 3, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5
+        }
+    });
+    for (class, more) in [
+        (ModelClass::Qwen35Moe, json!({})),
+        (
+            ModelClass::Qwen3Next,
+            json!({ "intermediate_size": 160, "norm_topk_prob": false, "mlp_only_layers": [1] }),
+        ),
+    ] {
+        let mut came = sizes.clone();
+        came["model_type"] = json!(class.model_type());
+        for (key, value) in more.as_object().unwrap() {
+            came[key] = value.clone();
+        }
+        let m = folder_model(came.to_string().as_bytes()).unwrap().model;
+        for bytes in [None, Some(came.to_string())] {
+            let from = bytes.as_ref().map(String::as_bytes);
+            let described = description(&m, "float32", from, false).unwrap();
+            assert_eq!(described.class, class);
+            let all: Value = serde_json::from_str(&described.text).unwrap();
+            let keys = ["num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"];
+            for key in keys.into_iter().chain(more.as_object().unwrap().keys().map(String::as_str))
+            {
+                assert_eq!(all[key], came[key], "{key}");
+            }
+            let of_dense = all.get("intermediate_size").is_some();
+            assert_eq!(of_dense, class == ModelClass::Qwen3Next, "{class:?}");
+            assert_eq!(folder_model(described.text.as_bytes()).unwrap().model, m);
+        }
+        // A shared expert without a gate is of no class with gated delta nets.
+        let experts = ExpertsConfig { shared_gate: false, ..m.experts.clone().unwrap() };
+        let m = ModelConfig { experts: Some(experts), ..m };
+        let why = description(&m, "float32", None, false).map(|of| of.text).unwrap_err();
+        assert!(why.contains("transformers has no class with these parts"), "{why}");
+    }
+}
+
 /// Source: the file of google/gemma-3-4b-it.
 #[test]
 fn a_wrapper_with_its_parts_keeps_its_file_but_for_the_type_of_numbers() {

@@ -2,8 +2,10 @@
 
 use super::*;
 
+/// Numbers of heads: 6 of queries, 3 of keys of a gated delta net.
+const HEADS: HeadCounts = HeadCounts { queries: 6, delta_keys: 3 };
 const LIKE_LLAMA: Names =
-    Names::Llama { norms: NormPlace::Before, fused: &[], gated_heads: None, experts: None };
+    Names::Llama { norms: NormPlace::Before, fused: &[], heads: HEADS, experts: None };
 
 #[test]
 fn names_are_those_of_transformers() {
@@ -41,10 +43,12 @@ fn names_are_those_of_transformers() {
 /// Source: the classes of Gemma 2 and 3, and of OLMo 2 and 3, in transformers 5.24.
 #[test]
 fn norms_have_the_names_of_their_places() {
-    let around =
-        Names::Llama { norms: NormPlace::Around, fused: &[], gated_heads: None, experts: None };
-    let after =
-        Names::Llama { norms: NormPlace::After, fused: &[], gated_heads: None, experts: None };
+    let [around, after] = [NormPlace::Around, NormPlace::After].map(|norms| Names::Llama {
+        norms,
+        fused: &[],
+        heads: HEADS,
+        experts: None,
+    });
     for (names, ours, theirs) in [
         (around, "h.1.ln_1.weight", "layers.1.input_layernorm.weight"),
         (around, "h.1.ln_1_post.weight", "layers.1.post_attention_layernorm.weight"),
@@ -62,12 +66,8 @@ fn norms_have_the_names_of_their_places() {
 /// Source: the class of Phi-3 in transformers 5.24.
 #[test]
 fn fused_projections_are_rows_of_one_tensor() {
-    let fused = Names::Llama {
-        norms: NormPlace::Before,
-        fused: &OF_PHI3,
-        gated_heads: None,
-        experts: None,
-    };
+    let fused =
+        Names::Llama { norms: NormPlace::Before, fused: &OF_PHI3, heads: HEADS, experts: None };
     let qkv = ["h.2.attn.q.weight", "h.2.attn.k.weight", "h.2.attn.v.weight"];
     for ours in qkv {
         assert_eq!(fused.whole(ours), "model.layers.2.self_attn.qkv_proj.weight");
@@ -94,8 +94,8 @@ fn experts_have_tensors_of_their_own_or_one_for_all() {
     let of = |form| Names::Llama {
         norms: NormPlace::Before,
         fused: &[],
-        gated_heads: None,
-        experts: Some(ExpertNames { form, count: 2 }),
+        heads: HEADS,
+        experts: Some(ExpertNames { form, count: 2, gates_shared: false }),
     };
     let [single, mixtral, fused] =
         [ExpertForm::Single, ExpertForm::Mixtral, ExpertForm::Fused].map(of);
@@ -221,12 +221,8 @@ fn only_left_overs_of_layers_that_are_there_are_left_out() {
 /// Source: the names of Qwen3_5ForCausalLM in transformers 5.24.
 #[test]
 fn parts_of_a_gated_delta_net_are_rows_of_joined_tensors() {
-    let qwen = Names::Llama {
-        norms: NormPlace::Before,
-        fused: &OF_QWEN35,
-        gated_heads: Some(6),
-        experts: None,
-    };
+    let qwen =
+        Names::Llama { norms: NormPlace::Before, fused: &OF_QWEN35, heads: HEADS, experts: None };
     for (ours, theirs, joined) in [
         ("h.2.delta.k.weight", "layers.2.linear_attn.in_proj_qkv.weight", 3),
         ("h.2.delta.conv_v.weight", "layers.2.linear_attn.conv1d.weight", 3),
@@ -246,5 +242,34 @@ fn parts_of_a_gated_delta_net_are_rows_of_joined_tensors() {
         let runs = if theirs.contains("self_attn.q_proj") { 6 } else { 1 };
         assert_eq!(qwen.runs_of(ours), runs, "{ours}");
         assert_eq!(qwen.has_middle(ours), theirs.contains("conv1d"), "{ours}");
+    }
+}
+
+/// Source: the names of Qwen3NextForCausalLM in transformers 5.24.
+#[test]
+fn projections_of_a_qwen_next_alternate_by_heads_of_keys() {
+    let form = ExpertForm::Single;
+    let next = Names::Llama {
+        norms: NormPlace::Before,
+        fused: &OF_QWEN3_NEXT,
+        heads: HEADS,
+        experts: Some(ExpertNames { form, count: 2, gates_shared: true }),
+    };
+    for (ours, theirs, joined, runs) in [
+        ("h.2.delta.q.weight", "layers.2.linear_attn.in_proj_qkvz.weight", 4, 3),
+        ("h.2.delta.z.weight", "layers.2.linear_attn.in_proj_qkvz.weight", 4, 3),
+        ("h.2.delta.b.weight", "layers.2.linear_attn.in_proj_ba.weight", 2, 3),
+        ("h.2.delta.a.weight", "layers.2.linear_attn.in_proj_ba.weight", 2, 3),
+        ("h.2.delta.conv_v.weight", "layers.2.linear_attn.conv1d.weight", 3, 1),
+        ("h.2.delta.proj.weight", "layers.2.linear_attn.out_proj.weight", 1, 1),
+        ("h.3.attn.gate.weight", "layers.3.self_attn.q_proj.weight", 2, 6),
+        ("h.3.moe.router.weight", "layers.3.mlp.gate.weight", 1, 1),
+        ("h.3.moe.shared.gate.weight", "layers.3.mlp.shared_expert.gate_proj.weight", 1, 1),
+        ("h.3.moe.shared.proj.weight", "layers.3.mlp.shared_expert.down_proj.weight", 1, 1),
+        ("h.3.moe.shared.output_gate.weight", "layers.3.mlp.shared_expert_gate.weight", 1, 1),
+    ] {
+        assert_eq!(next.foreign(ours), (theirs.into(), false), "{ours}");
+        assert_eq!(next.joined(ours).len(), joined, "{ours}");
+        assert_eq!(next.runs_of(ours), runs, "{ours}");
     }
 }

@@ -268,7 +268,7 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
             "experts",
             78,
             kind("qwen2_moe", json!({ "num_experts": 60 })),
-            "it has shared experts with a gate, which onebox lacks",
+            "it has shared experts with a gate of another class than qwen3_5_moe and qwen3_next, which",
         ),
         ("experts by name", 78, kind("dbrx", json!({})), "a mixture of experts"),
         (
@@ -306,7 +306,7 @@ fn a_folder_is_refused_for_its_cause_before_what_it_lacks() {
             "another",
             78,
             kind("cohere2", json!({})),
-            "granite, seed_oss, qwen3_moe, mixtral, olmoe, glm4_moe, gpt_oss, qwen3_5_text, gemma3, mistral3, qwen3_5 are built here",
+            "granite, seed_oss, qwen3_moe, mixtral, olmoe, glm4_moe, gpt_oss, qwen3_5_text, qwen3_5_moe_text, qwen3_next, gemma3, mistral3, qwen3_5, qwen3_5_moe are built here",
         ),
         (
             "codes",

@@ -133,18 +133,22 @@ fn random_weights_of_a_wrapper_are_exported_as_a_decoder_alone() {
     folder.onebox(&["config", "check", "a.ron"]).refused(78, &["`architectures` is"]);
 }
 
-/// A Qwen3.5 has layers that predict several tokens and a vision tower beside its decoder; its class of
-/// text models leaves both out, too.
+/// A Qwen3.5 has layers that predict several tokens and a vision tower beside its decoder; its classes of
+/// text models leave both out, too.
 #[test]
 fn an_export_of_a_qwen_has_its_predictions_and_its_vision_as_they_were() {
-    for wrapped in [true, false] {
-        let folder = model("qwen3-5");
+    let classes =
+        [("qwen3-5", ["Qwen3_5", "qwen3_5"]), ("qwen3-5-moe", ["Qwen3_5Moe", "qwen3_5_moe"])];
+    for ((name, [class, kind]), wrapped) in
+        classes.into_iter().flat_map(|class| [(class, true), (class, false)])
+    {
+        let folder = model(name);
         if wrapped {
             let mut inner: Value = serde_json::from_str(&folder.read("m/config.json")).unwrap();
             inner.as_object_mut().unwrap().remove("architectures");
             let config = json!({
-                "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
-                "text_config": inner, "vision_config": { "model_type": "qwen3_5_vision", "depth": 1 }
+                "architectures": [format!("{class}ForConditionalGeneration")], "model_type": kind,
+                "text_config": inner, "vision_config": { "model_type": format!("{kind}_vision"), "depth": 1 }
             });
             fs::write(folder.path("m/config.json"), config.to_string()).unwrap();
         }

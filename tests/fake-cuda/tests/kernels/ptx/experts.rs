@@ -12,6 +12,7 @@ fn kernels_of_experts() {
     every_kernel_of("experts.cu", |rig, dtype| {
         check_rows(rig(), dtype, [5, 2, 37]);
         check_rows(rig(), dtype, [3, 8, 64]);
+        check_rows(rig(), dtype, [9, 1, 37]);
         check_biases(rig(), dtype, &[0, 35, 0, 1], 37);
         // The other kernels have one type.
         if dtype != Dtype::F32 {
@@ -35,7 +36,7 @@ fn kernels_of_experts() {
                 pair.check(&op, 2e-6, 4.0);
             }
         }
-        for (shape, experts) in [((5, 2), 8), ((700, 3), 40)] {
+        for (shape, experts) in [((5, 2), 8), ((700, 3), 40), ((70, 1), 1)] {
             let mut rig = rig();
             let op = sort_of(&mut rig, shape, experts);
             rig.open().check_exact(&op);
