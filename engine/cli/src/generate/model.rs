@@ -211,7 +211,7 @@ pub(super) mod tests {
     use layout::LocalMachine;
     use std::path::{Path, PathBuf};
 
-    const FOLDERS: [&str; 15] = [
+    const FOLDERS: [&str; 17] = [
         "gpt2",
         "llama3",
         "llama-linear",
@@ -227,6 +227,8 @@ pub(super) mod tests {
         "granite",
         "gpt-oss",
         "qwen3-5",
+        "qwen3-5-moe",
+        "qwen3-next",
     ];
 
     /// Folder of the model `name` of the fixtures, and a config of it.

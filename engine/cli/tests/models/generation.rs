@@ -47,7 +47,7 @@ fn greedy_of_transformers(model: &str) -> [Vec<i32>; 2] {
 /// A prompt is as long as a window, or longer.
 #[test]
 fn a_greedy_text_is_that_of_transformers_beyond_the_window() {
-    const MODELS: [&str; 12] = [
+    const MODELS: [&str; 14] = [
         "gemma2",
         "gemma3",
         "mistral-window",
@@ -60,6 +60,8 @@ fn a_greedy_text_is_that_of_transformers_beyond_the_window() {
         "seed-oss",
         "qwen3-window",
         "qwen3-5",
+        "qwen3-5-moe",
+        "qwen3-next",
     ];
     let folder = Folder::new();
     for name in MODELS {
