@@ -132,10 +132,11 @@ def of_class(onebox, args, name, work):
     same, words = compared(onebox, run, model, PROMPTS, LENGTH, False, args)
     if adapted:
         onebox("checkpoint", "export", run, work / "peft", "--to", "peft")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            wrapped = peft.PeftModel.from_pretrained(loaded(folder)[0], work / "peft").eval()
-        said += [str(warning.message) for warning in caught]
+        bare, again = loaded(folder)[0], loaded(folder)[0]
+        # It says of adapters that it makes itself, that a property of transformers is deprecated.
+        _, known = warned(lambda: peft.get_peft_model(again, peft.PeftConfig.from_pretrained(work / "peft")))
+        wrapped, of_adapters = warned(lambda: peft.PeftModel.from_pretrained(bare, work / "peft").eval())
+        said += [line for line in of_adapters if line not in known]
         with torch.no_grad():
             far = (wrapped(samples[:, :-1]).logits.double() - logits).abs().max().item()
             moved = (loaded(folder)[0](samples[:, :-1]).logits.double() - logits).abs().max().item()
@@ -192,6 +193,14 @@ def other_bytes(came, went, parts):
     assert one, f"{came} has no {' or '.join(parts)}"
     same = (key for key in one.keys() & other.keys() if one[key].dtype == other[key].dtype and torch.equal(one[key], other[key]))
     return sorted((one.keys() | other.keys()) - set(same))
+
+
+def warned(work):
+    """What `work` returns, and the warnings meanwhile."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = work()
+    return result, [str(warning.message) for warning in caught]
 
 
 class Said(logging.Handler):
