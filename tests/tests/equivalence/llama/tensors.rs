@@ -251,15 +251,14 @@ fn split_qwen(all: &mut Fixture) {
             add("q_proj", "gate", half(1));
             continue;
         }
-        let alternating: [(&str, &[(&str, std::ops::Range<usize>)]); 2] = [
-            ("in_proj_qkvz", &[("q", 0..8), ("k", 8..16), ("v", 16..28), ("in_proj_z", 28..40)]),
-            ("in_proj_ba", &[("in_proj_b", 0..2), ("in_proj_a", 2..4)]),
-        ];
+        let of_heads = [("q", 0..8), ("k", 8..16), ("v", 16..28), ("in_proj_z", 28..40)];
+        let of_gates = [("in_proj_b", 0..2), ("in_proj_a", 2..4)];
+        let alternating = [("in_proj_qkvz", &of_heads[..]), ("in_proj_ba", &of_gates)];
         if let Some((joined, parts)) = alternating.iter().find(|(joined, _)| name.contains(joined))
         {
             let rows = parts.last().unwrap().1.end;
             let head = values.len() / 6;
-            for (part, own) in *parts {
+            for (part, own) in parts.iter().cloned() {
                 let own = own.start * head / rows..own.end * head / rows;
                 let of_head = |head: &[f64]| head[own.clone()].to_vec();
                 add(joined, part, values.chunks(head).flat_map(of_head).collect());
