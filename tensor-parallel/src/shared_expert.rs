@@ -143,10 +143,10 @@ impl AppliedSharedExpert {
         grads: SharedExpert,
     ) {
         let (d_pre, act) = (self.saved.pre, self.saved.act);
-        if grads.proj.is_empty() {
-            return; // the model is frozen under adapters
+        for (d, x, d_weight) in [(d_sum, act, grads.proj), (d_pre, normed, grads.gate_up)] {
+            if !d_weight.is_empty() {
+                dev.submit(Compute, Op::product(d.t(), x, d_weight));
+            }
         }
-        dev.submit(Compute, Op::product(d_sum.t(), act, grads.proj));
-        dev.submit(Compute, Op::product(d_pre.t(), normed, grads.gate_up));
     }
 }
