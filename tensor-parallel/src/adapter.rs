@@ -61,7 +61,7 @@ impl DecoderShape {
     pub fn adapters(&self) -> Option<AdapterShape> {
         match self.trained {
             TrainedParams::Adapters(shape) => Some(shape),
-            TrainedParams::All => None,
+            TrainedParams::All | TrainedParams::AllBut(_) => None,
         }
     }
 }

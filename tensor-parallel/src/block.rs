@@ -17,10 +17,11 @@ use crate::mixer::{Mixer, MixerContext};
 use crate::mlp::Mlp;
 use crate::mlp_layer::{AppliedMlpLayer, MlpLayer, MlpLayerActivations};
 use crate::norm::{BranchInput, Norm, OutputActivations};
-use crate::params::{FlatBuffer, ParamDeclarations, SegmentLayout};
+use crate::params::{FlatBuffer, ParamDeclarations, SegmentLayout, TrainedParams};
 use crate::region::{Region, sum_over_ranks};
 use crate::shape::{DecoderShape, MicrobatchContext};
 use device::{Device, Dropout, Event, Lane::Compute, Op, Reduction, Tensor};
+use std::collections::BTreeMap;
 
 /// Parameters of a block cut out of its flat segment, or gradients cut out of a bucket.
 #[derive(Clone, Copy, Debug)]
@@ -41,15 +42,20 @@ pub(crate) struct BlockForm {
 }
 
 impl DecoderShape {
-    /// The forms of the blocks: blocks of one form have the same parameters.
+    /// The forms of the blocks: blocks of one form have the same parameters, and the same ones are
+    /// trained.
     pub(crate) fn block_forms(&self) -> impl Iterator<Item = BlockForm> {
-        let forms = [(false, false), (false, true), (true, false), (true, true)];
-        forms.into_iter().filter_map(move |form| {
-            let of = |layer: &usize| (self.kind(*layer).experts, self.kind(*layer).delta);
-            let mut all = (0..self.layers).filter(|layer| of(layer) == form);
-            let layer = all.next()?;
-            Some(BlockForm { layer, blocks: 1 + all.count() })
-        })
+        // Each block may have frozen parameters of its own.
+        let differ = matches!(self.trained, TrainedParams::AllBut(_));
+        let form_of = move |layer: usize| {
+            let kind = self.kind(layer);
+            (kind.experts, kind.delta, if differ { layer } else { 0 })
+        };
+        let mut forms: BTreeMap<_, BlockForm> = BTreeMap::new();
+        for layer in 0..self.layers {
+            forms.entry(form_of(layer)).or_insert(BlockForm { layer, blocks: 0 }).blocks += 1;
+        }
+        forms.into_values()
     }
 }
 
@@ -384,10 +390,13 @@ impl Block {
         input.backward(dev, d_input, d, norms.input);
         dev.wait(Compute, shared);
         p.attention.sum_gains(of_bucket, dev, shape);
-        if let Some(of_experts) = grads.mlp.replicated() {
+        let replicated = self.layout.replicated(bucket);
+        // These matrices are in the replicated tail if all sharded parameters after them are frozen.
+        if let Some(of_experts) = grads.mlp.replicated()
+            && of_experts.range().start < replicated.range().start
+        {
             region.sum_replicated_grads(dev, of_experts);
         }
-        let replicated = self.layout.replicated(bucket);
         match shape.adapters() {
             // Each rank has a part of the gradient of a replicated factor.
             Some(_) if !replicated.is_empty() => {

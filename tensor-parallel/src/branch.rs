@@ -31,7 +31,8 @@ pub(crate) struct Scratch {
     pub(crate) d_shared: Option<Tensor>,
     /// Outputs that each block recomputes; all blocks share them.
     pub(crate) recomputed: Option<RecomputedOutputs>,
-    /// Gradients of frozen norms, which nothing reads, if the model has frozen parameters.
+    /// Gradients of frozen norms and of other small parameters, which nothing reads, if the model has
+    /// frozen parameters.
     unread: Option<Tensor>,
     /// Transients of adapters, if the model has adapters.
     pub(crate) adapters: Option<AdapterScratch>,
@@ -109,7 +110,7 @@ impl Scratch {
                 plan.tensor((Arena::Device, "transients"), "normed_sum", shape.dtype, size)
             }),
             unread: (shape.trained != TrainedParams::All).then(|| {
-                let size = (1, shape.longest_norm());
+                let size = (1, shape.longest_unread());
                 plan.tensor((Arena::Device, "transients"), "frozen_norms", shape.dtype, size)
             }),
             qk_dots: (parts.qk_norm == Some(QkNorm::Width)).then(|| {
@@ -120,8 +121,8 @@ impl Scratch {
         }
     }
 
-    /// The gradient `d` of a norm's vector with `elements` elements, or a transient in its place if
-    /// the vector is frozen. `number`: 0 or 1, since a norm may have two vectors.
+    /// The gradient `d` of a small parameter with `elements` elements, such as a norm's vector, or a
+    /// transient in its place if it is frozen. `number`: 0 or 1, since a norm may have two vectors.
     pub(crate) fn gradient(&self, d: Tensor, elements: usize, number: usize) -> Tensor {
         if !d.is_empty() {
             return d;

@@ -195,8 +195,8 @@ impl DeltaNet {
     /// Sums the gradient of the norm's gain over the ranks, since each rank has the gradient of its
     /// own heads. With sequence parallelism the sum of all replicated gradients includes it.
     pub(crate) fn sum_gains(flat: FlatBuffer<'_>, dev: &Device, shape: &DecoderShape) {
-        if !shape.sequence {
-            sum_over_ranks(dev, flat.get(NORM, "weight"), Reduction::Sum);
+        if let Some(gain) = flat.get_trained(NORM, "weight").filter(|_| !shape.sequence) {
+            sum_over_ranks(dev, gain, Reduction::Sum);
         }
     }
 
@@ -276,8 +276,18 @@ impl DeltaNet {
             self.norm(dev, saved, epsilon);
         }
         let DeltaOutputs { qkv, normed } = saved.outputs;
+        let weight_gradient = |d: Tensor, x: Tensor, d_weight: Tensor| {
+            if !d_weight.is_empty() {
+                dev.submit(Compute, Op::product(d.t(), x, d_weight));
+            }
+        };
+        // Nobody reads the gradients of frozen parameters, which other gradients come with.
+        let gradient = |d: Tensor, of: Tensor, number| {
+            let (rows, columns) = of.shape();
+            branch.scratch.gradient(d, of.len(), number).reshape(rows, columns)
+        };
         dev.submit(Compute, Op::product(d_sum, self.proj, scratch.d_normed));
-        dev.submit(Compute, Op::product(d_sum.t(), normed, grads.proj));
+        weight_gradient(d_sum, normed, grads.proj);
         dev.submit(
             Compute,
             Op::GatedNormBackward {
@@ -287,7 +297,7 @@ impl DeltaNet {
                 d_y: scratch.d_normed,
                 d_x: d_out,
                 d_gate: d_output_gate,
-                d_gain: grads.gain,
+                d_gain: gradient(grads.gain, self.gain, 0),
                 epsilon,
             },
         );
@@ -303,8 +313,8 @@ impl DeltaNet {
                 bias: self.bias,
                 d_gates,
                 d_x: d_raw_gates,
-                d_decay: grads.decay,
-                d_bias: grads.bias,
+                d_decay: gradient(grads.decay, self.decay, 0),
+                d_bias: gradient(grads.bias, self.bias, 1),
             },
         );
         dev.submit(
@@ -314,7 +324,7 @@ impl DeltaNet {
                 weight: self.convolution,
                 d_y: d_qkv,
                 d_x: d_input,
-                d_weight: grads.convolution,
+                d_weight: gradient(grads.convolution, self.convolution, 0),
                 seq_len: heads.seq_len,
                 starts,
             },
@@ -324,9 +334,9 @@ impl DeltaNet {
         dev.submit(Compute, Op::add_product(d_raw_gates, self.gates, d_normed));
         let summed = branch.region.start_sum(dev, d_normed);
         dev.wait(Compute, branch.whole);
-        dev.submit(Compute, Op::product(d_input.t(), branch.normed, grads.qkv));
-        dev.submit(Compute, Op::product(d_output_gate.t(), branch.normed, grads.output_gate));
-        dev.submit(Compute, Op::product(d_raw_gates.t(), branch.normed, grads.gates));
+        weight_gradient(d_input, branch.normed, grads.qkv);
+        weight_gradient(d_output_gate, branch.normed, grads.output_gate);
+        weight_gradient(d_raw_gates, branch.normed, grads.gates);
         dev.wait(Compute, summed);
     }
 }

@@ -1,11 +1,43 @@
-//! Numbers of parameters of a model.
+//! Names and numbers of the parameters of a model.
 
 use crate::block::{self, BlockForm};
 use crate::decoder::layouts;
-use crate::params::SegmentLayout;
+use crate::experts_shape::EXPERTS;
+use crate::params::{Param, SegmentLayout, TrainedParams};
 use crate::shape::{DecoderShape, ExpertsShape};
 
 impl DecoderShape {
+    /// Global names of the parameters of the model itself, without adapters.
+    pub fn parameter_names(&self) -> Vec<String> {
+        let whole = Self { tp_size: 1, trained: TrainedParams::All, ..self.clone() };
+        let all = layouts(&whole, 1);
+        all.into_iter().flat_map(|layout| layout.params).map(|param| param.name).collect()
+    }
+
+    /// Whether the run trains only a part of the parameters.
+    pub fn has_frozen_params(&self) -> bool {
+        self.trained != TrainedParams::All
+    }
+
+    /// Number of parameters of frozen linears that a token passes, in a full fine-tune.
+    pub(crate) fn frozen_linears(&self) -> f64 {
+        if !matches!(self.trained, TrainedParams::AllBut(_)) {
+            return 0.0;
+        }
+        let passed = |param: &Param| {
+            let name = param.name.as_str();
+            let is_linear = match name {
+                "wte" => self.architecture.tied,
+                "wpe" => false,
+                _ => !param.is_vector && !name.contains(".delta.conv_"),
+            };
+            let of_experts = self.experts.filter(|_| name.contains(EXPERTS));
+            let share = of_experts.map_or(1.0, |e| e.per_token as f64 / e.count as f64);
+            if is_linear { share * param.global_len() as f64 } else { 0.0 }
+        };
+        layouts(self, 1).iter().flat_map(|layout| &layout.frozen).map(passed).sum()
+    }
+
     /// Number of parameters of the model itself, without adapters and padding.
     pub fn parameters(&self) -> u64 {
         self.parameters_with(|experts| experts.count)

@@ -8,18 +8,21 @@
 
 use crate::adapter_shape::{AdapterShape, is_factor};
 use crate::experts_shape::EXPERTS;
+use crate::frozen_params::FrozenParams;
 use device::numerics::CountedRange;
 use device::{ExpertWeights, Tensor};
 use std::ops::Range;
 
 /// The parameters that a run trains.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub enum TrainedParams {
     /// All parameters.
     #[default]
     All,
     /// The factors of these adapters alone. Only then a model has adapters.
     Adapters(AdapterShape),
+    /// All parameters but these.
+    AllBut(FrozenParams),
 }
 
 impl TrainedParams {
@@ -28,6 +31,7 @@ impl TrainedParams {
         match self {
             Self::All => true,
             Self::Adapters(_) => is_factor(name),
+            Self::AllBut(frozen) => !frozen.contains(name),
         }
     }
 }

@@ -364,10 +364,15 @@ impl DecoderShape {
         }
     }
 
-    /// Elements of the longest gradient of norms that no parameter takes, because it is frozen.
-    pub(crate) fn longest_norm(&self) -> usize {
+    /// Elements of the longest gradient that an op computes though its parameter is frozen: of norms,
+    /// and of the small parameters of a gated delta net.
+    pub(crate) fn longest_unread(&self) -> usize {
         let of_heads = self.heads_width() + self.kv_per_rank() * self.head_dim;
-        of_heads.max(2 * self.head_dim).max(2 * self.hidden)
+        let of_delta = self.delta.map_or(0, |delta| {
+            let heads = delta.heads(self.tp_size, self.seq_len);
+            (heads.columns() * delta.taps).max(2 * heads.values).max(delta.value_dim)
+        });
+        of_heads.max(2 * self.head_dim).max(2 * self.hidden).max(of_delta)
     }
 
     /// Columns of the widest tensor with row sums. Computed for `tp_size` 1, so it does not depend
@@ -393,7 +398,7 @@ impl DecoderShape {
     }
 
     /// FLOPs per token, forward and backward, without recomputation: 6 per parameter of the
-    /// linears that a token passes (4 if they are frozen under adapters, which are small), plus
+    /// linears that a token passes (4 if they are frozen, also under adapters, which are small), plus
     /// attention's causal matmuls over the keys of each layer's window, or the gated delta rule. A
     /// token passes the router, k experts, and the shared MLP and its gate, of a layer with experts.
     pub fn model_flops_per_token(&self) -> f64 {
@@ -423,7 +428,8 @@ impl DecoderShape {
         let attends = |layer: &usize| !self.kind(*layer).delta;
         let keys = (0..self.layers).filter(attends).map(keys).sum::<f64>();
         // The gradients of the rule take twice the FLOPs of its forward pass.
-        of_linears * linears + 6.0 * keys * q + 3.0 * deltas * rule
+        let frozen = 2.0 * self.frozen_linears();
+        of_linears * linears - frozen + 6.0 * keys * q + 3.0 * deltas * rule
     }
 
     pub(crate) const fn region(&self) -> Region {

@@ -193,15 +193,16 @@ impl AppliedSharedExpert {
         [d_sum, normed]: [Tensor; 2],
         grads: SharedExpert,
     ) {
-        let d_pre = self.saved.pre;
-        if grads.proj.is_empty() {
-            return; // the model is frozen under adapters
-        }
-        let gate = self.output_gate();
+        let (d_pre, gate) = (self.saved.pre, self.output_gate());
         let input = gate.map_or(self.saved.act, AppliedSharedGate::applied);
-        dev.submit(Compute, Op::product(d_sum.t(), input, grads.proj));
-        dev.submit(Compute, Op::product(d_pre.t(), normed, grads.gate_up));
-        if let Some((gate, d_weight)) = gate.zip(grads.output_gate) {
+        for (d, x, d_weight) in [(d_sum, input, grads.proj), (d_pre, normed, grads.gate_up)] {
+            if !d_weight.is_empty() {
+                dev.submit(Compute, Op::product(d.t(), x, d_weight));
+            }
+        }
+        if let Some((gate, d_weight)) = gate.zip(grads.output_gate)
+            && !d_weight.is_empty()
+        {
             gate.weight_gradient(dev, region, normed, d_weight);
         }
     }

@@ -117,7 +117,7 @@ fn crates_depend_only_as_drawn() {
         ("files", &[]),
         ("config", &["device", "files", "topology"]),
         ("data", &["config", "device", "files", "topology"]),
-        ("layout", &["config", "device", "offload", "tensor-parallel", "topology"]),
+        ("layout", &["config", "device", "files", "offload", "tensor-parallel", "topology"]),
         (
             "checkpoint",
             &[

@@ -21,10 +21,12 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// Whether checkpoints of the two runs have other tensors, since the runs train other adapters, or
-    /// only one trains adapters. Then neither run can resume from the other's checkpoint.
-    pub fn changes_adapters(&self) -> bool {
-        ["adapter", "adapter.rank", "adapter.targets"].contains(&self.key.as_str())
+    /// Whether checkpoints of the two runs have other tensors, since the runs train other adapters, only
+    /// one trains adapters, or they freeze other tensors. Then neither run can resume from the other's
+    /// checkpoint.
+    pub fn changes_tensors(&self) -> bool {
+        let keys = ["adapter", "adapter.rank", "adapter.targets", "optimizer.frozen"];
+        keys.contains(&self.key.as_str())
     }
 }
 

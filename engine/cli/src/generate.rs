@@ -32,9 +32,9 @@ const SHOWN: usize = 60;
 /// Number of prompts whose next tokens are computed together.
 const TOGETHER: usize = 16;
 
-/// Remedy for a base of adapters that cannot be read.
+/// Remedy for a folder of frozen weights that cannot be read.
 pub const BASE_ELSEWHERE: &str =
-    "the folder is the base of the adapters; --base DIR names it at another place";
+    "the folder has the frozen weights of the run; --base DIR names it at another place";
 
 /// Reason why no text is generated.
 #[derive(Debug, thiserror::Error)]
@@ -45,15 +45,17 @@ pub enum GenerateError {
     #[error("{} is not the model of its config: {problem}", path.shown())]
     Weights { path: PathBuf, problem: String },
     #[error(
-        "{}: these are not the weights over which the adapters were trained: bring the folder back as it was, or name another by --base DIR", .0.shown()
+        "{}: these are not the frozen weights of the run: bring the folder back as it was, or name another by --base DIR", .0.shown()
     )]
     OtherBase(PathBuf),
     #[error("{0}; {BASE_ELSEWHERE}")]
     Base(FolderError),
-    #[error("--base: the weights are a whole model, without adapters: leave --base out")]
-    NoAdapters,
     #[error(
-        "the weights under the adapters are random, and in no folder, so that no text can be generated"
+        "--base: the weights are a whole model, and no other folder has frozen ones: leave --base out"
+    )]
+    NothingFrozen,
+    #[error(
+        "the frozen weights of the run are random, and in no folder, so that no text can be generated"
     )]
     NoBase,
     #[error("--prompt {0}: {1}")]
@@ -105,7 +107,7 @@ pub struct ModelSource<'a> {
     pub weights: WeightSource<'a>,
     /// Tokenizer; without it, bytes are tokens, or the prompt is token numbers.
     pub tokenizer: Option<&'a Tokenizer>,
-    /// Folder of the weights under adapters, if it is not `model.from` of the config.
+    /// Folder of the frozen weights of the run, if it is not `model.from` of the config.
     pub base: Option<&'a Path>,
     /// Device that computes: the cores or a GPU.
     pub device: ComputeDevice,

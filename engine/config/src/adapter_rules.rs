@@ -10,22 +10,53 @@ fn has_adapters(config: &Config) -> bool {
     config.adapter != Adapter::None
 }
 
+/// Whether parts of a model that is trained itself are frozen.
+fn has_frozen_tensors(config: &Config) -> bool {
+    !config.optimizer.frozen.is_empty()
+}
+
+const FROZEN: (&str, &str) = ("optimizer.frozen", "frozen tensors");
+const BLOCKING: (&str, &str) = ("offload.transfer", "blocking transfers");
+
 impl Config {
-    /// Warning about adapters of random weights. `None`: the run has no adapters, or a model.
-    pub fn adapters_of_random_weights(&self) -> Option<&'static str> {
-        (has_adapters(self) && self.model.pretrained().is_none()).then_some(
-            "the run trains adapters, and the weights under them are random: set model.from to the folder of a model",
+    /// Warning about frozen random weights, under adapters or beside trained ones. `None`: the run
+    /// freezes nothing, or has a model.
+    pub fn random_frozen_weights(&self) -> Option<&'static str> {
+        if self.model.pretrained().is_some() {
+            return None;
+        }
+        if has_adapters(self) {
+            return Some(
+                "the run trains adapters, and the weights under them are random: set model.from to the folder of a model",
+            );
+        }
+        has_frozen_tensors(self).then_some(
+            "optimizer.frozen freezes random weights: set model.from to the folder of a model",
         )
     }
 }
 
 impl Checks<'_> {
-    pub(super) const ADAPTERS: &'static [Clash] = &[Clash {
-        has: |c| has_adapters(c) && c.offload.transfer == Transfer::Blocking,
-        message: "frozen weights have no blocking transfers",
-        help: "set `offload.transfer: Streamed`",
-        values: &[("adapter", "adapters"), ("offload.transfer", "blocking transfers")],
-    }];
+    pub(super) const ADAPTERS: &'static [Clash] = &[
+        Clash {
+            has: |c| has_adapters(c) && c.offload.transfer == Transfer::Blocking,
+            message: "frozen weights have no blocking transfers",
+            help: "set `offload.transfer: Streamed`",
+            values: &[("adapter", "adapters"), BLOCKING],
+        },
+        Clash {
+            has: |c| has_frozen_tensors(c) && c.offload.transfer == Transfer::Blocking,
+            message: "frozen weights have no blocking transfers",
+            help: "set `offload.transfer: Streamed`, or leave `optimizer.frozen` out",
+            values: &[FROZEN, BLOCKING],
+        },
+        Clash {
+            has: |c| has_frozen_tensors(c) && has_adapters(c),
+            message: "adapters freeze all weights of the model already",
+            help: "leave `optimizer.frozen` out; `adapter.targets` says which linears have an adapter",
+            values: &[FROZEN, ("adapter", "adapters")],
+        },
+    ];
 
     /// Requires that the model has the linears with adapters.
     pub(super) fn linears_of_adapters(&self) -> Option<Violation> {

@@ -177,20 +177,26 @@ impl LoadedConfig {
     }
 }
 
-/// The adapters of the run that the config of `reader` resumes. A config of a run that cannot be read
+/// The config of the run that the config of `reader` resumes. A config of a run that cannot be read
 /// is reported where the run is resumed.
-pub(super) fn adapter_of_run(reader: &ConfigReader) -> Option<Adapter> {
-    Some(stored_file(reader.of_run.as_deref()?).ok()?.config.adapter)
+fn config_of_run(reader: &ConfigReader) -> Option<Config> {
+    Some(stored_file(reader.of_run.as_deref()?).ok()?.config)
 }
 
-/// Adds to the errors of `model.from` that the folder is the base of the resumed run's adapters.
+/// The adapters of the run that the config of `reader` resumes.
+pub(super) fn adapter_of_run(reader: &ConfigReader) -> Option<Adapter> {
+    Some(config_of_run(reader)?.adapter)
+}
+
+/// Adds to the errors of `model.from` that the folder has the frozen weights of the resumed run.
 fn name_base(reader: &mut ConfigReader) {
     let is_wrong = reader.problems.iter().any(|problem| problem.key == "model.from");
-    if !is_wrong || !matches!(adapter_of_run(reader), Some(Adapter::Lora { .. })) {
+    let freezes = |run: Config| run.adapter != Adapter::None || !run.optimizer.frozen.is_empty();
+    if !is_wrong || !config_of_run(reader).is_some_and(freezes) {
         return;
     }
     for problem in reader.problems.iter_mut().filter(|problem| problem.key == "model.from") {
-        problem.message += "; the folder is the base of the adapters of this run";
+        problem.message += "; the folder has the frozen weights of this run";
         problem.help = "name the new place of the folder: `--set model.from=DIR`".into();
     }
 }

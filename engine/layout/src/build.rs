@@ -4,6 +4,7 @@ use crate::LocalMachine;
 use crate::attention::library_scratch;
 use crate::batches::BatchLayout;
 use crate::decoder_parts::{LayerKinds, architecture, delta_net, experts, layer_kinds, trained};
+use crate::frozen_tensors::frozen_params;
 use crate::placement::kernel_threads;
 pub use config::decimal;
 use config::{
@@ -20,7 +21,7 @@ use offload::{
 use std::sync::Arc;
 use tensor_parallel::{
     ActivationTiers, CheckpointHome, Decoder, DecoderShape, QkNorm, Ring, SegmentRole, TierCounts,
-    head_rows,
+    TrainedParams, head_rows,
 };
 use topology::HostBytes;
 
@@ -81,6 +82,16 @@ pub struct KernelScratch {
 
 /// Shapes of the model under a config.
 pub fn shape(config: &Config) -> DecoderShape {
+    let whole = shape_of_all(config);
+    let trained = match &config.optimizer.frozen[..] {
+        [] => trained(&config.adapter, &config.model),
+        globs => TrainedParams::AllBut(frozen_params(&whole, globs)),
+    };
+    DecoderShape { trained, ..whole }
+}
+
+/// Shapes of the model under a config, if all parameters are trained.
+pub(crate) fn shape_of_all(config: &Config) -> DecoderShape {
     let (m, dtype) = (&config.model, dtype(config.precision));
     let LayerKinds { kinds, layer_kinds } = layer_kinds(m, m.seq_len);
     DecoderShape {
@@ -120,7 +131,7 @@ pub fn shape(config: &Config) -> DecoderShape {
         partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
         dropout: m.dropout,
         init_std: f64::from(m.init_std),
-        trained: trained(&config.adapter, &config.model),
+        trained: TrainedParams::All,
     }
 }
 

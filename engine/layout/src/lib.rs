@@ -7,6 +7,8 @@ pub mod attention;
 pub mod batches;
 pub mod build;
 pub mod decoder_parts;
+pub mod frozen_tensors;
+pub mod glob;
 pub mod gpu_memory;
 pub mod hardware_queues;
 pub mod least;
@@ -15,5 +17,6 @@ mod local_ranks;
 mod machine_rules;
 pub mod placement;
 pub mod segment_runs;
+pub mod tensor_names;
 
 pub use local_machine::LocalMachine;

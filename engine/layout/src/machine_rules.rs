@@ -1,13 +1,21 @@
-//! Rules of this machine's GPUs: they compute in the precision of the config, and their hardware
-//! queues order the streams of all ranks.
+//! Rules that need more than the keys of a config. This machine's GPUs compute in the precision of the
+//! config, and their hardware queues order the streams of all ranks. Frozen tensors are tensors of the
+//! model.
 
 use crate::LocalMachine;
+use crate::frozen_tensors;
 use crate::hardware_queues::{connections, queues, streams_of_rank};
 use config::{Config, DeviceConfig, Violation};
 
 impl LocalMachine {
-    /// The rules that `config` breaks on the GPUs of this machine.
+    /// The rules that `config` breaks on the GPUs of this machine, and those of frozen tensors.
     pub fn broken(&self, config: &Config) -> Vec<Violation> {
+        let of_frozen = frozen_tensors::broken(config);
+        of_frozen.into_iter().chain(self.broken_by_gpus(config)).collect()
+    }
+
+    /// The rules that `config` breaks on the GPUs of this machine.
+    fn broken_by_gpus(&self, config: &Config) -> Vec<Violation> {
         if config.device != DeviceConfig::Cuda {
             return Vec::new();
         }
@@ -32,9 +40,10 @@ impl LocalMachine {
         self.first_broken(config).is_none()
     }
 
-    /// Message of the first rule that `config` breaks, including the rules of this machine's GPUs.
+    /// Message of the first rule that `config` breaks, including the rules of this machine's GPUs. A
+    /// search of layouts changes no frozen tensor.
     pub fn first_broken(&self, config: &Config) -> Option<String> {
-        let of_machine = || self.broken(config).into_iter().next().map(|one| one.message);
+        let of_machine = || self.broken_by_gpus(config).into_iter().next().map(|one| one.message);
         config.first_broken().or_else(of_machine)
     }
 }

@@ -295,7 +295,10 @@ fn may_hold_states(config: &Config) -> bool {
     };
     let shape = shape(config);
     let trained = shape.trained_parameters();
-    let frozen = if shape.adapters().is_some() { shape.parameters() } else { 0 };
+    let frozen = match shape.adapters() {
+        Some(_) => shape.parameters(),
+        None => shape.parameters() - trained,
+    };
     6 * trained + 2 * frozen <= bytes
 }
 

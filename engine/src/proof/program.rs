@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tensor_parallel::SegmentRole::{Block, Embedding, FinalNorm};
 use tensor_parallel::{
     BatchTensors, Decoder, DecoderShape, HeadBuckets, Init, LossTensors, MicrobatchContext, Param,
-    Ring, SegmentRole, Split,
+    Ring, SegmentRole, Split, TrainedParams,
 };
 
 /// Tokens in a tile of the kernels of attention.
@@ -61,7 +61,13 @@ pub(super) fn cut(whole: &DecoderShape) -> DecoderShape {
         (Some(kind), None) | (None, Some(kind)) if whole.experts.is_some() => (1, vec![kind]),
         _ => (1, whole.layer_kinds.clone()),
     };
+    // The kernels of frozen parameters are among those of trained ones.
+    let trained = match &whole.trained {
+        TrainedParams::AllBut(_) => TrainedParams::All,
+        others => others.clone(),
+    };
     DecoderShape {
+        trained,
         layers,
         layer_kinds,
         seq_len,

@@ -34,7 +34,7 @@ pub(crate) struct StateGatherer {
     segments: Vec<SegmentLayout>,
     /// Directory of the run, for the weights file.
     run: Option<Arc<LockedRunDir>>,
-    /// Hash of the weights over which the run trains adapters.
+    /// Hash of the weights with the frozen parameters of the run.
     base: Option<Hash>,
     windows: OnceLock<[Window; WINDOWS]>,
     sink: Mutex<ExportSink>,
@@ -425,7 +425,7 @@ fn bytes(segments: &[SegmentLayout]) -> u64 {
 }
 
 /// Safetensors header of all trained parameters, in the order in which they are written. Its metadata
-/// has the hash of the `base` of adapters.
+/// has the hash of the `base`, which has the frozen parameters.
 fn header(segments: &[SegmentLayout], base: Option<&Hash>) -> Vec<u8> {
     let base = base.map(|base| ("__metadata__".to_owned(), json!({ BASE: base.digits() })));
     let shape = |param: &Param| (param.name.clone(), param.dimensions());

@@ -48,8 +48,8 @@ pub struct RunOptions {
     pub watcher: Option<Watcher>,
     /// Initial parameters by global name; missing parameters start at random.
     pub initial: Option<Arc<Weights>>,
-    /// Weights that training starts from, of the same model. A run with adapters needs them to
-    /// resume, too.
+    /// Weights that training starts from, of the same model. A run with frozen parameters needs
+    /// them to resume, too.
     pub pretrained: Option<Arc<PretrainedWeights>>,
     /// Processes over which the ranks are spread in order; `None`: all ranks are threads of this
     /// process.
@@ -87,7 +87,7 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
-    /// Hash of the weights over which a run trains adapters, for its checkpoints.
+    /// Hash of the weights with the frozen parameters of a run, for its checkpoints.
     pub(crate) fn base_hash(&self) -> Option<Hash> {
         self.pretrained.as_ref().and_then(|weights| weights.known_hash()).cloned()
     }

@@ -5,6 +5,7 @@ mod bits;
 mod chat_templates;
 mod delta;
 mod experts;
+mod frozen;
 mod hugging_face;
 mod layouts;
 mod llama;

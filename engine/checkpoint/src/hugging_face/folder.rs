@@ -1,9 +1,6 @@
 //! An open transformers folder: all files are open, all tensors located; no path leads outside.
 
 use super::config_json::mismatches;
-use super::names::{
-    CODES, HEAD, Names, StackPlace, bare, bare_in_wrapper, is_of_an_adapter, is_stack, layer_of,
-};
 use super::row_place::{RowPlace, RowRuns, Steps};
 use super::tensor_codes;
 use super::tensors::missing;
@@ -17,6 +14,9 @@ use data::model_files::{check_pointer, unreadable};
 use files::foreign_text::foreign;
 use files::hub::{ModelFolder, incomplete_download};
 use files::input;
+use layout::tensor_names::{
+    CODES, HEAD, Names, StackPlace, bare, bare_in_wrapper, is_of_an_adapter, is_stack, layer_of,
+};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

@@ -7,7 +7,6 @@ mod decoder_json;
 mod experts_file;
 mod export_error;
 pub(crate) mod folder;
-mod names;
 mod numbers;
 mod parameters;
 mod peft;

@@ -1,5 +1,5 @@
-//! The parameters of the whole model of a checkpoint: its own, or those of a base into which its
-//! adapters are merged.
+//! The parameters of the whole model of a checkpoint: its own, and those of the folder of its frozen
+//! parameters, into which its adapters are merged.
 
 use super::FolderError;
 use super::export_error::ExportError;
@@ -16,13 +16,16 @@ pub(super) struct ModelParameters<'a> {
     checkpoint: &'a Checkpoint,
     /// The parameters, in the order of the model.
     pub(super) params: Vec<&'a Param>,
-    merged: Option<MergedBase<'a>>,
+    /// For each of them, its number in the checkpoint. `None`: it is frozen.
+    trained: Vec<Option<usize>>,
+    /// The folder of the frozen parameters.
+    base: Option<&'a PretrainedWeights>,
+    merged: Option<MergedAdapters>,
 }
 
-/// A base, and the adapters of a checkpoint.
+/// The adapters of a checkpoint, to merge them.
 #[derive(Debug)]
-struct MergedBase<'a> {
-    base: &'a PretrainedWeights,
+struct MergedAdapters {
     /// Numbers of the factors in the checkpoint, by the name of their linear.
     factors: BTreeMap<String, [usize; 2]>,
     /// Factor of the adapters' outputs.
@@ -30,17 +33,23 @@ struct MergedBase<'a> {
 }
 
 impl<'a> ModelParameters<'a> {
-    /// The parameters of `checkpoint`, which has the model of `decoder`. A model with adapters needs
-    /// its `base`.
+    /// The parameters of `checkpoint`, which has the model of `decoder`. A model with frozen parameters
+    /// needs their folder, `base`.
     pub(super) fn new(
         checkpoint: &'a Checkpoint,
         decoder: &'a Decoder,
         base: Option<&'a PretrainedWeights>,
     ) -> Self {
-        let params = decoder.segments().iter().flat_map(|layout| layout.base_params()).collect();
-        let adapters = decoder.shape().adapters();
-        assert_eq!(adapters.is_some(), base.is_some(), "adapters are merged into their base");
-        let merged = adapters.zip(base).map(|(adapters, base)| {
+        let params: Vec<&Param> =
+            decoder.segments().iter().flat_map(|layout| layout.base_params()).collect();
+        let all_trained = decoder.segments().iter().flat_map(|layout| &layout.params).enumerate();
+        let by_name: BTreeMap<&str, usize> =
+            all_trained.map(|(number, param)| (param.name.as_str(), number)).collect();
+        let trained =
+            params.iter().map(|param| by_name.get(param.name.as_str()).copied()).collect();
+        let has_frozen = decoder.shape().has_frozen_params();
+        assert_eq!(has_frozen, base.is_some(), "frozen parameters are in a folder");
+        let merged = decoder.shape().adapters().map(|adapters| {
             let mut factors: BTreeMap<String, [usize; 2]> = BTreeMap::new();
             let trained = decoder.segments().iter().flat_map(|layout| &layout.params);
             for (number, param) in trained.enumerate() {
@@ -50,17 +59,19 @@ impl<'a> ModelParameters<'a> {
                     }
                 }
             }
-            MergedBase { base, factors, scale: adapters.scale }
+            MergedAdapters { factors, scale: adapters.scale }
         });
-        Self { checkpoint, params, merged }
+        Self { checkpoint, params, trained, base, merged }
     }
 
     /// Reads a whole parameter in the layout of onebox.
     pub(super) fn values(&self, number: usize) -> Result<Vec<f32>, ExportError> {
-        let Some(MergedBase { base, factors, scale }) = &self.merged else {
-            return Ok(read(self.checkpoint, number)?);
+        let mut values = match (self.trained[number], self.base) {
+            (Some(own), _) => read(self.checkpoint, own)?,
+            (None, Some(base)) => base.whole(number)?,
+            (None, None) => unreachable!("frozen parameters are in a folder"),
         };
-        let mut values = base.whole(number)?;
+        let Some(MergedAdapters { factors, scale }) = &self.merged else { return Ok(values) };
         let linear = self.params[number].name.strip_suffix(".weight");
         if let Some([a, b]) = linear.and_then(|linear| factors.get(linear)) {
             let columns = self.params[number].global.1;

@@ -2,7 +2,6 @@
 //! `PeftModel.from_pretrained`.
 
 use super::export_error::ExportError;
-use super::names::Names;
 use super::numbers::Numbers;
 use super::parameters::read;
 use super::peft_tensors::{PEFT_FACTORS, PeftTensor, tensors};
@@ -19,6 +18,7 @@ use files::foreign_text::foreign;
 use files::hub::name_of_snapshot;
 use files::input;
 use files::names::{CONFIG_OF_ADAPTER, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS_OF_ADAPTER};
+use layout::tensor_names::Names;
 use serde_json::{Map, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

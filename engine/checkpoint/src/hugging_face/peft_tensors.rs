@@ -1,6 +1,6 @@
 //! Tensors of a file of PEFT, and the places of onebox's factors in them.
 
-use super::names::{HEAD, Names};
+use layout::tensor_names::{HEAD, Names};
 use tensor_parallel::{Decoder, FACTORS, Param};
 
 /// Names of the factors in PEFT, in the order of [`FACTORS`].

@@ -1,6 +1,6 @@
 //! Rows of a parameter in a tensor of a folder that holds several parameters.
 
-use super::names::{Names, StackPlace};
+use layout::tensor_names::{Names, StackPlace};
 use std::collections::BTreeMap;
 use tensor_parallel::Param;
 

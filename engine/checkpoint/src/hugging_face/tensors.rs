@@ -1,7 +1,7 @@
 //! Numbers of a folder's tensors in fp32, and the message for a tensor that is missing.
 
-use super::names::HEAD;
 use half::{bf16, f16};
+use layout::tensor_names::HEAD;
 
 /// Largest number of tensor names in a message.
 const NAMED: usize = 3;

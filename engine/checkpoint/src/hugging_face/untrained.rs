@@ -3,11 +3,11 @@
 
 use super::FolderError;
 use super::folder::{Folder, ForeignTensor};
-use super::names::layer_of;
 use crate::manifest::Hash;
 use data::progress::Progress;
 use files::foreign_text::{foreign, reason};
 use files::names::{KEPT, UNTRAINED, is_there};
+use layout::tensor_names::layer_of;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

@@ -3,7 +3,6 @@
 use super::experts_file::is_fused;
 use super::export_error::ExportError;
 use super::folder::Folder;
-use super::names::{Names, StackPlace, is_always_fp32, unwrapped};
 use super::numbers::Numbers;
 use super::parameters::ModelParameters;
 use super::tensors::alternated;
@@ -23,6 +22,7 @@ use files::names::{
 };
 use files::regular_file;
 use layout::build::RankLayout;
+use layout::tensor_names::{Names, StackPlace, is_always_fp32, unwrapped};
 use serde_json::{Map, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -45,7 +45,7 @@ pub struct ModelExport<'a> {
     pub tokenizer: Option<&'a [u8]>,
     /// Files that the run kept from the folder of its pretrained model.
     pub model_files: &'a ModelFiles,
-    /// The weights over which the run trained adapters, to merge them; `None` without adapters.
+    /// The weights with the frozen parameters of the run; `None` if it froze none.
     pub base: Option<&'a PretrainedWeights>,
     /// Number format of the parameters.
     pub numbers: Numbers,

@@ -154,8 +154,9 @@ pub(super) fn parameter_words(config: &Config) -> String {
     if shape.experts.is_some() {
         words += &format!(", {} for each token", count(shape.active_parameters() as f64));
     }
-    if shape.adapters().is_some() {
-        words += &format!(", {} of adapters", count(shape.trained_parameters() as f64));
+    if shape.has_frozen_params() {
+        let what = if shape.adapters().is_some() { "of adapters" } else { "trained" };
+        words += &format!(", {} {what}", count(shape.trained_parameters() as f64));
     }
     words
 }

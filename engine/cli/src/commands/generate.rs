@@ -32,7 +32,7 @@ pub(super) struct GenerateArgs {
     run: PathBuf,
     #[command(flatten)]
     choice: ChoiceArgs,
-    /// Folder of the weights under the adapters of the run, if it is not at model.from any more. The
+    /// Folder of the frozen weights of the run, if it is not at model.from any more. The
     /// run has their hash, and other weights are refused
     #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
@@ -466,7 +466,7 @@ impl From<GenerateError> for CommandError {
         let code = match error {
             GenerateError::Folder(error) => return error.into(),
             GenerateError::Base(error) => return Self::from(error).and(BASE_ELSEWHERE),
-            GenerateError::NoAdapters => code::CONFIG,
+            GenerateError::NothingFrozen => code::CONFIG,
             GenerateError::Read { .. } => code::IO,
             GenerateError::Weights { .. } => code::DATA,
             GenerateError::OtherBase(_) | GenerateError::NoBase => code::CHECKPOINT,

@@ -330,9 +330,9 @@ const CHECKPOINT: ForkAdvice = (
     "give --fork to start from it in a new directory, with the same shape of the model",
 );
 const FORK: ForkAdvice = ("fork", "give --fork with the --run-dir of its source");
-/// Alternative to restoring the adapters: a fork keeps the adapters of its source.
+/// Alternative to restoring the trained tensors: a fork keeps those of its source.
 const NEW_RUN: &str =
-    "train other adapters in a new run: with another --run-dir, and without --resume and --fork";
+    "train other tensors in a new run: with another --run-dir, and without --resume and --fork";
 
 /// Reports the differences. Another experiment is refused unless the run is a fork.
 fn permitted(
@@ -360,10 +360,10 @@ fn permitted(
     if experiment.is_empty() {
         return Ok(());
     }
-    let changed = listed(all.iter().filter(|d| d.changes_adapters()));
+    let changed = listed(all.iter().filter(|d| d.changes_tensors()));
     if mode == RunMode::Fork && !changed.is_empty() {
         let why = format!(
-            "the {what} was trained with other adapters, and a fork goes on from its adapters:{changed}\nset them back, or {NEW_RUN}"
+            "the {what} has other trained tensors, and a fork goes on from these:{changed}\nset them back, or {NEW_RUN}"
         );
         return Err(CommandError::new(code::CONFIG, why));
     }

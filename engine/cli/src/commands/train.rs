@@ -327,6 +327,10 @@ impl Session<'_> {
         let (m, shape) = (&self.run.loaded.config.model, self.run.built.decoder.shape());
         let model = model_words(m, shape.parameters() as f64);
         match shape.adapters() {
+            None if shape.has_frozen_params() => format!(
+                "{model}\n{} parameters are trained, the others are frozen",
+                count(shape.trained_parameters() as f64)
+            ),
             None => model,
             Some(adapters) => format!(
                 "{model}\nadapter rank {}: {} parameters are trained, the model is frozen",

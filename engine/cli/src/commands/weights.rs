@@ -28,14 +28,14 @@ pub(super) fn pretrained(
     Ok(Some(Arc::new(PretrainedWeights::new(folder, gpt)?)))
 }
 
-/// As [`pretrained`], for a run that starts; checkpoints of adapters name these weights by their hash.
+/// As [`pretrained`], for a run that starts; checkpoints without frozen weights name the folder by its hash.
 pub(super) fn of_start(
     config: &Config,
     gpt: &Decoder,
     progress: &dyn Progress,
 ) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {
     let found = pretrained(config, gpt)?;
-    if let Some(found) = found.as_ref().filter(|_| gpt.shape().adapters().is_some()) {
+    if let Some(found) = found.as_ref().filter(|_| gpt.shape().has_frozen_params()) {
         found.hash(progress)?;
     }
     Ok(found)
@@ -53,12 +53,12 @@ pub(super) fn factors(
     Ok(Some(Arc::new(read_adapters(Path::new(from), &config.model, gpt)?)))
 }
 
-/// Option of a command that names the base of adapters.
+/// Option of a command that names the folder of frozen weights.
 pub(super) const BY_OPTION: &str = "--base DIR";
-/// Setting that names the base of the adapters of a resumed run.
+/// Setting that names the folder of the frozen weights of a resumed run.
 pub(super) const BY_KEY: &str = "--set model.from=DIR";
 
-/// Weights over which the run of checkpoint `of` trains adapters; `None` if it has no adapters.
+/// Weights that have the frozen ones of the run of checkpoint `of`; `None` if it has none.
 /// `elsewhere` names another folder of them to the command.
 ///
 /// # Errors
@@ -70,18 +70,18 @@ pub(super) fn base(
     elsewhere: &str,
     progress: &dyn Progress,
 ) -> Result<Option<Arc<PretrainedWeights>>, CommandError> {
-    if gpt.shape().adapters().is_none() {
+    if !gpt.shape().has_frozen_params() {
         return Ok(None);
     }
     let stored = of.manifest().base.as_ref();
     let found = pretrained(config, gpt).map_err(|unread| {
         let of = of.path().shown();
         unread.and(&format!(
-            "the folder is the base of the adapters of {of}; {elsewhere} names it at another place"
+            "the folder has the frozen weights of {of}; {elsewhere} names it at another place"
         ))
     })?;
     let Some(found) = found else {
-        let why = "adapter: the adapters were trained over the weights of a folder, and model.from is None; set it to the folder";
+        let why = "model.from: the frozen weights of the run are in a folder, and the key is None; set it to the folder";
         return match stored {
             None => Ok(None),
             Some(_) => Err(CommandError::new(code::CONFIG, why)),
@@ -89,7 +89,7 @@ pub(super) fn base(
     };
     if stored != Some(found.hash(progress)?) {
         let why = format!(
-            "{}: these are not the weights over which the adapters of {} were trained: bring the folder back as it was, or name another by {elsewhere}",
+            "{}: these are not the frozen weights of {}: bring the folder back as it was, or name another by {elsewhere}",
             PathText(found.path()),
             of.path().shown()
         );
@@ -137,7 +137,7 @@ pub(super) fn refusal_of_adapters(config: &Config) -> Option<CommandError> {
 /// Warnings and notes about the weights from which a run starts.
 pub(super) fn warnings(loaded: &LoadedConfig) -> Vec<String> {
     let config = &loaded.config;
-    let random = config.adapters_of_random_weights().map(str::to_owned);
+    let random = config.random_frozen_weights().map(str::to_owned);
     let all = config.unusual_rate().into_iter().chain(random).chain(loaded.warnings.clone());
     let mut all: Vec<String> = all.map(|warning| format!("warning: {warning}")).collect();
     if config.adapter != Adapter::None {

@@ -14,19 +14,20 @@ use std::ops::Range;
 use std::path::Path;
 use tensor_parallel::{CheckpointHome, Decoder, DecoderShape, KvCache, NewTokens, Recompute};
 
-/// The weights in the folder `from`, over which the adapters were trained; their hash is `of_adapters`.
+/// The weights in the folder `from`, which has the frozen weights of a run; the run knows their hash as
+/// `of_run`.
 fn base(
     from: Option<&Path>,
     decoder: &Decoder,
-    of_adapters: Option<&str>,
+    of_run: Option<&str>,
     progress: &dyn Progress,
 ) -> Result<PretrainedWeights, GenerateError> {
-    let Some(from) = from.filter(|_| of_adapters.is_some()) else {
+    let Some(from) = from.filter(|_| of_run.is_some()) else {
         return Err(GenerateError::NoBase);
     };
     let opened = Folder::open(from).and_then(|folder| PretrainedWeights::new(folder, decoder));
     let base = opened.map_err(GenerateError::Base)?;
-    if of_adapters != Some(base.hash(progress).map_err(GenerateError::Base)?.digits()) {
+    if of_run != Some(base.hash(progress).map_err(GenerateError::Base)?.digits()) {
         return Err(GenerateError::OtherBase(base.path().to_owned()));
     }
     Ok(base)
@@ -116,12 +117,12 @@ impl Model {
                 None
             }
         };
-        if decoder.shape().adapters().is_some() {
+        if decoder.shape().has_frozen_params() {
             let folder = from.base.or_else(|| config.model.pretrained().map(Path::new));
             let base = base(folder, &decoder, of_base.as_deref(), progress)?;
             load_folder(&dev, &decoder, &base, &*reading)?;
         } else if from.base.is_some() {
-            return Err(GenerateError::NoAdapters);
+            return Err(GenerateError::NothingFrozen);
         }
         drop(reading);
         Ok(Self { dev, decoder, cache, cached: vec![0; samples], tokens, context })

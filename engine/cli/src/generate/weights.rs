@@ -62,7 +62,8 @@ const fn bytes_of(values: &[f32]) -> u64 {
     size_of_val(values) as u64
 }
 
-/// Reads every parameter of `decoder` but its adapters from a folder of transformers.
+/// Reads the parameters of `decoder` from a folder of transformers: all of them, or the frozen ones if it
+/// has some.
 pub(super) fn load_folder(
     dev: &Device,
     decoder: &Decoder,
@@ -71,9 +72,9 @@ pub(super) fn load_folder(
 ) -> Result<(), GenerateError> {
     let source = from.of_rank(decoder, dev.rank());
     for (segment, layout) in decoder.segments().iter().enumerate() {
-        let base = match decoder.shape().adapters() {
-            Some(_) => layout.padded..layout.whole,
-            None => 0..layout.len,
+        let base = match decoder.shape().has_frozen_params() {
+            true => layout.padded..layout.whole,
+            false => 0..layout.len,
         };
         let params = decoder.params(segment).slice(base.clone());
         set(dev, params, &|first, values| {
@@ -100,8 +101,8 @@ fn set_all(dev: &Device, decoder: &Decoder, read: &TensorReader<'_>) -> Result<(
             runs.fill(segment, first, values, |tensor, first, values| read(*tensor, first, values))
         })?;
     }
-    if decoder.shape().adapters().is_some() {
-        // The corrections are those of the base.
+    if decoder.shape().has_frozen_params() {
+        // The corrections are those of the base, since no training changes them.
         return Ok(());
     }
     decoder.write_router_corrections(dev, |segment, first, values: &mut [f32]| {

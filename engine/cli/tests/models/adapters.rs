@@ -97,7 +97,7 @@ fn adapters_are_not_imported_and_have_a_base_in_a_folder() {
     let said = said.stdout + &said.stderr;
     assert!(said.contains("--to peft"), "{said}");
     let prompt = ["generate", "run", "--prompt", "box", "--tokens", "2"];
-    folder.onebox(&prompt).refused(82, &["the weights under the adapters are random"]);
+    folder.onebox(&prompt).refused(82, &["the frozen weights of the run are random"]);
     folder.onebox(&["checkpoint", "export", "run", "peft", "--to", "peft"]).ok();
     let settings = folder.read("peft/adapter_config.json");
     assert!(settings.contains("\"base_model_name_or_path\": \"\""), "{settings}");
@@ -128,7 +128,7 @@ fn adapters_of_other_weights_are_refused() {
     let end = bytes.len() - 2;
     bytes[end] ^= 1;
     fs::write(&model, bytes).unwrap();
-    let other = "these are not the weights over which the adapters";
+    let other = "these are not the frozen weights of";
     let prompt = ["generate", "run", "--prompt", "box", "--tokens", "2"];
     folder.onebox(&prompt).refused(82, &[other, "bring the folder back as it was"]);
     let merged = ["checkpoint", "export", "run", "merged", "--to", "safetensors", "--merge"];
@@ -171,7 +171,7 @@ fn a_base_that_has_moved_is_named_at_its_new_place() {
     let before = answer(&folder, "run");
     folder.shell("mv model moved && cp -r moved other && cp tiny.ron other/").ok();
     let generate = ["generate", "run", "--prompt", "box", "--tokens", "8", "--temperature", "0"];
-    let is_base = "the folder is the base of the adapters";
+    let is_base = "the folder has the frozen weights of";
     folder.onebox(&generate).refused(66, &["model", is_base, "--base DIR names it"]);
     let merge = ["checkpoint", "export", "run", "merged", "--to", "safetensors", "--merge"];
     folder.onebox(&merge).refused(66, &["model", is_base, "--base DIR names it"]);
@@ -186,7 +186,7 @@ fn a_base_that_has_moved_is_named_at_its_new_place() {
     for config in ["chat.ron", "run/config.ron"] {
         let resume = [&["train", config, "-q", "--run-dir", "run"], &longer[..]].concat();
         let help = "name the new place of the folder: `--set model.from=DIR`";
-        folder.onebox(&resume).refused(78, &["is the base of the adapters of this run", help]);
+        folder.onebox(&resume).refused(78, &["has the frozen weights of this run", help]);
     }
     let resume = [&["train", "chat.ron", "-q", "--run-dir", "run"], &longer[..]].concat();
     folder.onebox(&[&resume[..], &["--set", "model.from=moved"]].concat()).ok();
@@ -196,12 +196,12 @@ fn a_base_that_has_moved_is_named_at_its_new_place() {
     let end = bytes.len() - 2;
     bytes[end] ^= 1;
     fs::write(&model, bytes).unwrap();
-    let not = "these are not the weights over which the adapters";
+    let not = "these are not the frozen weights of";
     folder.onebox(&[&generate[..], &at("other")].concat()).refused(82, &[not, "--base DIR"]);
     let again = ["checkpoint", "export", "run", "again", "--to", "safetensors", "--merge"];
     folder.onebox(&[&again[..], &at("other")].concat()).refused(82, &[not, "--base DIR"]);
     let peft = ["checkpoint", "export", "run", "peft", "--to", "peft"];
-    folder.onebox(&[&peft[..], &at("moved")].concat()).refused(2, &["--merge"]);
+    folder.onebox(&[&peft[..], &at("moved")].concat()).refused(78, &["leave --base out"]);
     let whole = ["generate", "moved", "--prompt", "box", "--tokens", "1"];
     folder.onebox(&[&whole[..], &at("moved")].concat()).refused(78, &["leave --base out"]);
 }

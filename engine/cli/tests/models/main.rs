@@ -5,6 +5,7 @@ mod common;
 
 mod adapters;
 mod folders;
+mod frozen;
 mod generation;
 mod generation_on_gpus;
 mod hub;

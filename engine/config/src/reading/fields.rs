@@ -133,6 +133,19 @@ impl Section<'_, '_> {
         })
     }
 
+    /// Reads a list of globs; the default has none.
+    pub(crate) fn globs(&mut self, key: Declaration) -> Vec<String> {
+        let (or, values) = (KeyDefault::Default(Vec::new()), "list of globs".into());
+        let show = |list: &Vec<String>| format!("{list:?}");
+        self.leaf(key, or, values, show, |reader, node| match &node.kind {
+            NodeKind::List(items) => items.iter().map(|item| reader.item(item).string()).collect(),
+            _ => Err(Complaint {
+                message: format!("expected a list of globs, found {}", reader.item(node).found()),
+                help: "write a list such as `[\"embed_tokens*\", \"*.mlp.experts.*\"]`".into(),
+            }),
+        })
+    }
+
     /// Reads `true` or `false`.
     pub(crate) fn flag(&mut self, key: Declaration, or: KeyDefault<bool>) -> bool {
         let values = "`true` or `false`".into();

@@ -20,10 +20,10 @@ pub(crate) fn experts_of(model: &str) -> usize {
 }
 
 /// Part of the names of the expert that no token chooses (`IDLE`).
-pub(super) const IDLE: &str = "moe.experts.4.";
+pub(crate) const IDLE: &str = "moe.experts.4.";
 
 /// End of the name of what changes only the choice of experts, and has no gradient.
-pub(super) const CORRECTION: &str = "router.correction";
+pub(crate) const CORRECTION: &str = "router.correction";
 
 /// The model whose experts have biases, transposed matrices, and alternating gates and ups; its channels
 /// and the inner width of an expert.
@@ -92,7 +92,7 @@ pub(crate) fn theirs(model: &str, ours: &str) -> String {
 }
 
 /// Tensors of all safetensors files of a model's folder.
-pub(super) fn load(model: &str) -> Fixture {
+pub(crate) fn load(model: &str) -> Fixture {
     let mut all = Fixture::default();
     for entry in std::fs::read_dir(folder(model)).unwrap() {
         let path = entry.unwrap().path();
@@ -277,7 +277,7 @@ fn split_qwen(all: &mut Fixture) {
 }
 
 /// Name of the gradient that transformers computes of all experts of a layer, for a matrix of one.
-pub(super) fn stack_of(theirs: &str) -> Option<String> {
+pub(crate) fn stack_of(theirs: &str) -> Option<String> {
     let (layer, rest) = theirs.split_once(".mlp.experts.")?;
     let stack = if rest.contains("down_proj") { "down_proj" } else { "gate_up_proj" };
     let end = if rest.ends_with("bias") { "_bias" } else { "" };

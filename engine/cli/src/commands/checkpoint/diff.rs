@@ -12,7 +12,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// Words about keys without which a checkpoint has other tensors.
-const OTHER_ADAPTERS: &str = "other adapters: --resume and --fork refuse it";
+const OTHER_TENSORS: &str = "other trained tensors: --resume and --fork refuse it";
 
 pub(super) fn run([a, b]: [&Path; 2], as_json: bool) -> Result<(), CommandError> {
     let (a, b) = (open(a)?, open(b)?);
@@ -57,8 +57,8 @@ fn in_words(a: &Checkpoint, b: &Checkpoint, configs: &[Difference], all: &[Dista
         ResumeEffect::Experiment,
     ] {
         let of_kind = configs.iter().filter(|d| d.effect == kind);
-        let (adapters, others): (Vec<_>, Vec<_>) = of_kind.partition(|d| d.changes_adapters());
-        for (words, some) in [(kind.words(), others), (OTHER_ADAPTERS, adapters)] {
+        let (tensors, others): (Vec<_>, Vec<_>) = of_kind.partition(|d| d.changes_tensors());
+        for (words, some) in [(kind.words(), others), (OTHER_TENSORS, tensors)] {
             if !some.is_empty() {
                 let _ = writeln!(text, "{words}:{}", listed(some));
             }

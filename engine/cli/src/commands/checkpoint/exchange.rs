@@ -39,9 +39,9 @@ pub(in crate::commands) struct ExportArgs {
     /// Merge the adapters of the run into the weights of model.from
     #[arg(long)]
     merge: bool,
-    /// With --merge: folder of the weights under the adapters, if it is not at model.from any more. The
-    /// checkpoint has their hash, and other weights are refused
-    #[arg(long, value_name = "DIR", requires = "merge")]
+    /// Folder of the frozen weights of the run, if it is not at model.from any more. The checkpoint has
+    /// their hash, and other weights are refused
+    #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
     /// Type of the numbers: 4 bytes or 2 bytes each
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
@@ -100,8 +100,14 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
     let tokenizer = tokenizer.as_ref().map(Tokenizer::bytes);
     let model_files = ModelFiles::of_run(run_of(&from))?;
     let adapted = built.decoder.shape().adapters().is_some();
-    let merged = match (args.to, args.merge, adapted) {
-        (Format::Safetensors, true, true) => {
+    let has_frozen = built.decoder.shape().has_frozen_params();
+    let is_whole = args.to == Format::Safetensors;
+    if args.base.is_some() && !(has_frozen && is_whole) {
+        let why = "--base: the export needs no frozen weights of another folder: leave --base out";
+        return Err(CommandError::new(code::CONFIG, why));
+    }
+    let base = match (args.to, args.merge, adapted) {
+        (Format::Safetensors, merge, adapted) if has_frozen && merge == adapted => {
             let mut of_base = config.clone();
             // Random weights are in no folder.
             if let Some(base) = args.base.as_ref().filter(|_| from.manifest().base.is_some()) {
@@ -111,7 +117,7 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
             let (decoder, option) = (&built.decoder, weights::BY_OPTION);
             let base = weights::base(&of_base, decoder, &from, option, &TerminalProgress)?;
             let Some(base) = base else {
-                let why = "--merge: the weights under the adapters are random, and in no folder";
+                let why = "the frozen weights of the run are random, and in no folder: they cannot be exported";
                 return Err(CommandError::new(code::CONFIG, why));
             };
             Some(base)
@@ -134,7 +140,7 @@ pub(super) fn exported(args: &ExportArgs, machine: &LocalMachine) -> Result<(), 
         }
     };
     let source = ModelExport {
-        base: merged.as_deref(),
+        base: base.as_deref(),
         checkpoint: &from,
         config: &config,
         built: &built,
@@ -175,6 +181,11 @@ pub(super) fn imported(args: &ImportArgs, machine: &LocalMachine) -> Result<(), 
     let loaded = args.config.load(machine)?;
     let config = &loaded.config;
     check_built(&loaded, machine)?;
+    if !config.optimizer.frozen.is_empty() {
+        let why = "optimizer.frozen: `checkpoint import` makes a run that trains all weights of the folder. To freeze some of them, set \
+                   model.from to the folder, and start with `onebox train`";
+        return Err(CommandError::new(code::CONFIG, why));
+    }
     if config.adapter != Adapter::None {
         let why = "adapter: `checkpoint import` makes a run that trains all weights of the folder. To train adapters over them, set model.from \
                    to the folder, and start with `onebox train`";

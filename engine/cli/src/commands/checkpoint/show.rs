@@ -8,6 +8,7 @@ use checkpoint::Summary;
 use checkpoint::inspect::checkpoints_of;
 use checkpoint::manifest::TensorEntry;
 use config::{Adapter, Config};
+use files::foreign_text::foreign;
 use files::names::checkpoint_name;
 use files::path_text::ShownPath;
 use layout::build::shape;
@@ -34,10 +35,7 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
     let (m, p) = (&config.model, &config.parallel);
     let tensors = summary.tensors();
     let parameters: usize = tensors.iter().map(TensorEntry::num_elements).sum();
-    let all = match config.adapter {
-        Adapter::None => parameters as u64,
-        Adapter::Lora { .. } => shape(&config).parameters(),
-    };
+    let all = shape(&config).parameters();
     let (bytes, files) = (format_bytes(summary.bytes()), counted(summary.num_files(), "file"));
     let (tensor, data, precision) = (p.tensor, p.data, config.precision);
     let mut lines = vec![("checkpoint", summary.path().shown().to_string())];
@@ -55,6 +53,11 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
     ]);
     if let Some(words) = adapter_words(&config, parameters) {
         lines.push(("adapters", words));
+        lines.push(("base", base_words(summary, &config)));
+    }
+    if !config.optimizer.frozen.is_empty() {
+        lines.push(("trained", counted(parameters, "parameter")));
+        lines.push(("frozen", frozen_words(&config, all - parameters as u64)));
         lines.push(("base", base_words(summary, &config)));
     }
     lines.extend([(
@@ -81,7 +84,14 @@ fn adapter_words(config: &Config, parameters: usize) -> Option<String> {
     Some(format!("rank {rank}, alpha {alpha}{root}, of {names}: {parameters}"))
 }
 
-/// The weights under the adapters: their folder, and the beginning of their hash.
+/// Number of the frozen `parameters`, and the globs of their names.
+fn frozen_words(config: &Config, parameters: u64) -> String {
+    let globs: Vec<String> =
+        config.optimizer.frozen.iter().map(|glob| format!("`{}`", foreign(glob))).collect();
+    format!("{}, of {}", counted(parameters, "parameter"), globs.join(", "))
+}
+
+/// The frozen weights of the run: their folder, and the beginning of their hash.
 fn base_words(summary: &Summary, config: &Config) -> String {
     match (config.model.pretrained(), summary.base()) {
         (Some(from), Some(hash)) => format!(

@@ -283,7 +283,8 @@ impl Session<'_> {
         if saved && exported.symlink_metadata().is_err() {
             let exported = quoted_path(&exported);
             let model = &self.run.loaded.config.model;
-            let form = match (self.run.built.decoder.shape().adapters(), model.pretrained()) {
+            let shape = self.run.built.decoder.shape();
+            let form = match (shape.adapters(), model.pretrained()) {
                 (Some(_), Some(_)) => "safetensors --merge",
                 (Some(_), None) => "peft",
                 (None, _) => "safetensors",

@@ -8,7 +8,7 @@ use tensor_parallel::{DecoderShape, NormPlace};
 
 /// Naming scheme of a model family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Names {
+pub enum Names {
     /// `GPT2LMHeadModel`.
     Gpt2,
     /// `LlamaForCausalLM`, and later classes, which use the same names for the same parts.
@@ -30,25 +30,27 @@ type Fusion = (&'static [&'static str], &'static str);
 
 /// Numbers of heads by which the rows of several parameters alternate in one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HeadCounts {
+pub struct HeadCounts {
     /// Heads of queries of attention.
-    pub(super) queries: usize,
+    pub queries: usize,
     /// Heads of keys of a gated delta net; 0 without one.
-    pub(super) delta_keys: usize,
+    pub delta_keys: usize,
 }
 
 /// Form of the experts of a layer in a folder, and their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ExpertNames {
-    pub(super) form: ExpertForm,
-    pub(super) count: usize,
+pub struct ExpertNames {
+    /// Form of the experts.
+    pub form: ExpertForm,
+    /// Number of experts of a layer.
+    pub count: usize,
     /// Whether the output of the shared expert has a gate.
-    pub(super) gates_shared: bool,
+    pub gates_shared: bool,
 }
 
 /// Form of the experts of a layer in a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ExpertForm {
+pub enum ExpertForm {
     /// Three tensors for each expert.
     Single,
     /// The same, with the names of Mixtral.
@@ -64,19 +66,21 @@ pub(super) enum ExpertForm {
 /// Place of a matrix or of a bias of an expert in the tensor of all experts of a layer, which holds
 /// `parts` of each of `experts` experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct StackPlace {
-    pub(super) experts: usize,
-    pub(super) parts: usize,
+pub struct StackPlace {
+    /// Number of experts in the tensor.
+    pub experts: usize,
+    /// Number of parameters of each expert in the tensor.
+    pub parts: usize,
     /// Number of the expert.
-    pub(super) expert: usize,
+    pub expert: usize,
     /// Number of the matrix among those of the expert.
-    pub(super) part: usize,
+    pub part: usize,
     /// Whether the parts alternate and matrices are transposed.
-    pub(super) interleaved: bool,
+    pub interleaved: bool,
 }
 
 /// Name of the output projection, which is outside of the inner model, so it has no prefix.
-pub(super) const HEAD: &str = "lm_head.weight";
+pub const HEAD: &str = "lm_head.weight";
 
 /// Parts of names: (onebox, transformers).
 const GPT2: [(&str, &str); 4] = [
@@ -166,20 +170,20 @@ const SHARED: [&str; 2] = ["shared_experts.", "shared_expert."];
 /// Ends of the names of fused experts: gates and ups, and projections back.
 const STACKS: [&str; 2] = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
 /// Ends of the names of codes and of their scales, behind the name of the numbers that they stand for.
-pub(super) const CODES: [&str; 2] = ["_blocks", "_scales"];
+pub const CODES: [&str; 2] = ["_blocks", "_scales"];
 
 /// Number of the layer of a tensor, from its name without prefix.
-pub(super) fn layer_of(bare: &str) -> Option<usize> {
+pub fn layer_of(bare: &str) -> Option<usize> {
     bare.strip_prefix("layers.")?.split_once('.')?.0.parse().ok()
 }
 
 /// Whether transformers keeps a parameter of onebox in fp32 in a model of any type.
-pub(super) fn is_always_fp32(name: &str) -> bool {
+pub fn is_always_fp32(name: &str) -> bool {
     name.ends_with(".moe.router.correction")
 }
 
 /// Whether a tensor holds matrices of all experts of a layer.
-pub(super) fn is_stack(bare: &str) -> bool {
+pub fn is_stack(bare: &str) -> bool {
     STACKS.iter().any(|stack| bare.ends_with(stack))
 }
 
@@ -214,7 +218,7 @@ fn replaced(names: &[(&str, &str)], name: &str) -> Option<String> {
 impl Names {
     /// Names of a model of this shape in a folder of the class `class`. `fused`: whether the
     /// folder has fused experts.
-    pub(super) fn of(shape: &DecoderShape, class: ModelClass, fused: bool) -> Self {
+    pub fn of(shape: &DecoderShape, class: ModelClass, fused: bool) -> Self {
         let parts = &shape.architecture;
         if parts.joined_qkv {
             return Self::Gpt2;
@@ -282,7 +286,7 @@ impl Names {
 
     /// Place of the parameter `name` in the tensor of all experts of its layer; `None` if it has a
     /// tensor of its own.
-    pub(super) fn stack_place(self, name: &str) -> Option<StackPlace> {
+    pub fn stack_place(self, name: &str) -> Option<StackPlace> {
         let Self::Llama { experts: Some(ExpertNames { form, count, .. }), .. } = self else {
             return None;
         };
@@ -295,7 +299,7 @@ impl Names {
     }
 
     /// Name of the embedding table in transformers, without the prefix.
-    pub(super) fn table(self) -> String {
+    pub fn table(self) -> String {
         self.foreign("wte").0
     }
 
@@ -311,7 +315,7 @@ impl Names {
 
     /// Number of runs into which the rows of the parameter `name` are cut in its tensor, where the
     /// runs of several parameters alternate; 1 if its rows are adjacent.
-    pub(super) fn runs_of(self, name: &str) -> usize {
+    pub fn runs_of(self, name: &str) -> usize {
         match (self, self.fused(name)) {
             (Self::Llama { heads, .. }, Some((_, _, GATED_QUERIES))) => heads.queries,
             (Self::Llama { heads, .. }, Some((_, _, DELTA_HEADS | DELTA_GATES))) => {
@@ -322,13 +326,13 @@ impl Names {
     }
 
     /// Whether the tensor with the parameter `name` has a dimension of 1 after its rows.
-    pub(super) fn has_middle(self, name: &str) -> bool {
+    pub fn has_middle(self, name: &str) -> bool {
         matches!(self.fused(name), Some((_, _, CONVOLUTION)))
     }
 
     /// Names of the parameters whose rows are one tensor in transformers, from above; `name` is one
     /// of them.
-    pub(super) fn joined(self, name: &str) -> Vec<String> {
+    pub fn joined(self, name: &str) -> Vec<String> {
         if let Some(StackPlace { experts, parts, .. }) = self.stack_place(name)
             && let Some(ExpertPart { layer, own, .. }) = expert_part(name)
         {
@@ -349,7 +353,7 @@ impl Names {
 
     /// Name of a tensor in transformers, without the prefix, and whether its matrix is stored
     /// transposed. A GPT-2 stores its linears as (in, out).
-    pub(super) fn foreign(self, name: &str) -> (String, bool) {
+    pub fn foreign(self, name: &str) -> (String, bool) {
         let norms: &[(&str, &str)] = match self {
             Self::Gpt2 => &[],
             Self::Llama { norms: NormPlace::Before, .. } => &NORMS_BEFORE,
@@ -379,7 +383,7 @@ impl Names {
     }
 
     /// Name of a tensor in a `*ForCausalLM` class, with the prefix.
-    pub(super) fn whole(self, name: &str) -> String {
+    pub fn whole(self, name: &str) -> String {
         match (self.foreign(name).0, self) {
             (head, _) if head == HEAD => head,
             (theirs, Self::Gpt2) => format!("transformer.{theirs}"),
@@ -388,7 +392,7 @@ impl Names {
     }
 
     /// Whether `name` is a causal mask or rotary frequencies, saved by older versions.
-    pub(super) fn is_left_over(self, name: &str, layers: usize) -> bool {
+    pub fn is_left_over(self, name: &str, layers: usize) -> bool {
         let layer = |start: &str, ending: &str| -> Option<usize> {
             name.strip_prefix(start)?.strip_suffix(ending)?.parse().ok()
         };
@@ -406,14 +410,14 @@ const WRAPPERS: [&str; 4] =
 
 /// A name without the parts of PyTorch wrappers, which may stand anywhere in the name. No family's own
 /// names contain these parts.
-pub(super) fn unwrapped(name: &str) -> String {
+pub fn unwrapped(name: &str) -> String {
     let parts: Vec<&str> = name.split('.').filter(|part| !WRAPPERS.contains(part)).collect();
     parts.join(".")
 }
 
 /// A name without the parts of PyTorch wrappers, and without the prefixes of PEFT, of families, and
 /// of a class with the model inside (`base_model`, `transformer`, `model`).
-pub(super) fn bare(name: &str) -> String {
+pub fn bare(name: &str) -> String {
     let name = unwrapped(name);
     let parts: Vec<&str> = name.split('.').collect();
     let mut parts = &parts[..];
@@ -426,7 +430,7 @@ pub(super) fn bare(name: &str) -> String {
 /// Bare name of a tensor of the decoder in a class with other parts; `None` for a tensor of another
 /// part. Version 5 of transformers writes `model.language_model.`, version 4 writes
 /// `language_model.model.`. The output projection has its own name in version 5.
-pub(super) fn bare_in_wrapper(name: &str) -> Option<String> {
+pub fn bare_in_wrapper(name: &str) -> Option<String> {
     let name = bare(name);
     if name == HEAD {
         return Some(name);
@@ -435,7 +439,7 @@ pub(super) fn bare_in_wrapper(name: &str) -> Option<String> {
 }
 
 /// Whether a tensor belongs to an adapter, or to a linear that an adapter wraps.
-pub(super) fn is_of_an_adapter(name: &str) -> bool {
+pub fn is_of_an_adapter(name: &str) -> bool {
     let is_one =
         |part: &str| ["base_layer", "modules_to_save"].contains(&part) || part.starts_with("lora_");
     name.split('.').any(is_one)
