@@ -172,6 +172,11 @@ mod tests {
         let message = |globs| refusal(SPARSE, globs).1.unwrap_or_default();
         let part = message("[\"*.experts.3.*\"]");
         assert!(part.contains("model.layers.1.mlp.experts.0.gate_proj.weight` and"), "{part}");
+        const GATED: &str = "family: Llama, experts: (count: 4, per_token: 2, ffn_hidden: 32, shared_hidden: 32, shared_gate: true)";
+        let both = frozen(GATED, "[\"*layers.1*gate.weight\"]");
+        assert_eq!(both, ["h.1.moe.router.weight"]);
+        let part = refusal(GATED, "[\"*.mlp.gate.weight\"]").1.unwrap_or_default();
+        assert!(part.contains("shared_expert_gate.weight"), "{part}");
         let part = message("[\"*.up_proj.weight\"]");
         assert!(part.contains("gate_proj.weight"), "{part}");
         assert!(message("[\"*.mlp.router.bias\"]").contains("no tensor"));
