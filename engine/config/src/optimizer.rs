@@ -34,7 +34,7 @@ section! {
         clip: Option<f32> = float_or_none(Interval::above(0.0, 1e9), KeyDefault::Default(Some(1.0))), resume: Experiment;
         /// Tensors that are not trained: globs of their names in transformers, such as
         /// `["embed_tokens*", "model.layers.[0-9].*"]`. `*` stands for any characters, `?` for one,
-        /// `[0-9]` for one of a set; the name may lack `model.` at its start. A frozen tensor keeps its
+        /// `[0-9]` for one of a set; the prefix of the model may be left out. A frozen tensor keeps its
         /// bytes, needs 2 bytes per parameter in 16 bits, and is in no checkpoint: its folder stays
         /// needed. Tensors that are multiplied as one, such as q, k and v, are frozen together.
         frozen: Vec<String> = globs(), resume: Experiment;

@@ -3,14 +3,13 @@
 use crate::LocalMachine;
 use crate::attention::library_scratch;
 use crate::batches::BatchLayout;
-use crate::decoder_parts::{LayerKinds, architecture, delta_net, experts, layer_kinds, trained};
-use crate::frozen_tensors::frozen_params;
+use crate::decoder_parts::{LayerKinds, architecture, delta_net, experts, layer_kinds, tiers};
+use crate::frozen_tensors::trained_of;
 use crate::placement::kernel_threads;
 pub use config::decimal;
 use config::{
-    self, Accumulate, Activations, Attention, BoxConfig, Config, DeviceConfig, KeptBlocks, Master,
-    Moments, OptimizerConfig, OptimizerKind, Packing, ParameterPlace, Placement, Precision,
-    Recompute, Transfer, UpdateMode,
+    self, Accumulate, Attention, BoxConfig, Config, DeviceConfig, Master, Moments, OptimizerConfig,
+    OptimizerKind, Packing, ParameterPlace, Placement, Precision, Recompute, Transfer, UpdateMode,
 };
 use device::cpu::ScratchFloats;
 use device::{Arena, Dtype, Group, Plan, Tensor, cuda};
@@ -20,8 +19,7 @@ use offload::{
 };
 use std::sync::Arc;
 use tensor_parallel::{
-    ActivationTiers, CheckpointHome, Decoder, DecoderShape, QkNorm, Ring, SegmentRole, TierCounts,
-    TrainedParams, head_rows,
+    CheckpointHome, Decoder, DecoderShape, QkNorm, Ring, SegmentRole, head_rows,
 };
 use topology::HostBytes;
 
@@ -83,11 +81,7 @@ pub struct KernelScratch {
 /// Shapes of the model under a config.
 pub fn shape(config: &Config) -> DecoderShape {
     let whole = shape_of_all(config);
-    let trained = match &config.optimizer.frozen[..] {
-        [] => trained(&config.adapter, &config.model),
-        globs => TrainedParams::AllBut(frozen_params(&whole, globs)),
-    };
-    DecoderShape { trained, ..whole }
+    DecoderShape { trained: trained_of(&whole, config), ..whole }
 }
 
 /// Shapes of the model under a config, if all parameters are trained.
@@ -131,13 +125,8 @@ pub(crate) fn shape_of_all(config: &Config) -> DecoderShape {
         partial_dtype: if config.parallel.reduce_fp32 { Dtype::F32 } else { dtype },
         dropout: m.dropout,
         init_std: f64::from(m.init_std),
-        trained: TrainedParams::All,
+        trained: Default::default(),
     }
-}
-
-fn tiers(activations: Activations) -> ActivationTiers {
-    let counts = |kept: KeptBlocks| TierCounts { device: kept.gpu, host: kept.host };
-    ActivationTiers { attention: counts(activations.attention()), mlp: counts(activations.mlp()) }
 }
 
 /// Storage type of a precision.

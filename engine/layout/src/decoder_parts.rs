@@ -1,13 +1,16 @@
 //! Parts and kinds of layers of the decoder that a config describes.
 
 use config::layer_pattern::{DELTA, UNROTATED, WINDOWED};
-use config::{Adapter, DeltaNetConfig, EXPERT_MATRICES, Family, ModelConfig, RopeConfig, decimal};
+use config::{
+    Activations, Adapter, DeltaNetConfig, EXPERT_MATRICES, Family, KeptBlocks, ModelConfig,
+    RopeConfig, decimal,
+};
 use device::{Dtype, Gate};
 use half::{bf16, f16};
 use std::sync::Arc;
 use tensor_parallel::{
-    AdapterShape, AdapterTargets, Architecture, Balance, DeltaShape, ExpertsShape, LayerKind,
-    NormPlace, QkNorm, Rope, RopeScaling, SigmoidShape, TrainedParams,
+    ActivationTiers, AdapterShape, AdapterTargets, Architecture, Balance, DeltaShape, ExpertsShape,
+    LayerKind, NormPlace, QkNorm, Rope, RopeScaling, SigmoidShape, TierCounts, TrainedParams,
 };
 
 /// Choice of the decoder's parts. `dtype`: storage type of its parameters.
@@ -132,6 +135,12 @@ pub(crate) fn experts(m: &ModelConfig) -> Option<ExpertsShape> {
             config::Balance::Megatron { factor } => Some(Balance::Megatron(decimal(factor))),
         },
     })
+}
+
+/// Numbers of blocks in each tier of activations.
+pub(crate) fn tiers(activations: Activations) -> ActivationTiers {
+    let counts = |kept: KeptBlocks| TierCounts { device: kept.gpu, host: kept.host };
+    ActivationTiers { attention: counts(activations.attention()), mlp: counts(activations.mlp()) }
 }
 
 /// The parameters of `model` that a run with `adapter` trains.

@@ -1,19 +1,15 @@
 //! The tensors that `optimizer.frozen` names by globs of their names in transformers.
 
-use crate::build::shape_of_all;
+use crate::decoder_parts::trained;
 use crate::glob::matches;
 use crate::tensor_names::{HEAD, Names, bare};
+use config::Config;
 use config::transformers::ModelClass;
-use config::{Adapter, Config, Violation};
-use files::foreign_text::foreign;
-use std::collections::{BTreeMap, BTreeSet};
-use tensor_parallel::{DecoderShape, FrozenParams, frozen_unit};
-
-/// Largest number of names in a message.
-const SHOWN: usize = 4;
+use std::collections::BTreeSet;
+use tensor_parallel::{DecoderShape, FrozenParams, TrainedParams, frozen_unit};
 
 /// Naming schemes of the folders that a model of this shape may have.
-fn schemes(shape: &DecoderShape) -> Vec<Names> {
+pub(crate) fn schemes(shape: &DecoderShape) -> Vec<Names> {
     let has_delta = shape.delta.is_some() || shape.architecture.output_gate;
     let has_biases = shape.experts.is_some_and(|experts| experts.biases);
     let mut all: Vec<Names> = Vec::new();
@@ -32,15 +28,23 @@ fn schemes(shape: &DecoderShape) -> Vec<Names> {
 
 /// The names of the parameter `name` in transformers, in all schemes: each whole, and without the
 /// prefix of the model.
-fn names_of(shape: &DecoderShape, schemes: &[Names], name: &str) -> Vec<String> {
+pub(crate) fn names_of(shape: &DecoderShape, schemes: &[Names], name: &str) -> Vec<String> {
     let tied = (shape.architecture.tied && name == "wte").then(|| HEAD.to_owned());
     let mut all: Vec<String> = schemes.iter().map(|names| names.whole(name)).chain(tied).collect();
     all.extend(all.clone().iter().map(|whole| bare(whole)));
     all
 }
 
+/// The parameters that a run with `config` trains; its model has the shape `whole`.
+pub(crate) fn trained_of(whole: &DecoderShape, config: &Config) -> TrainedParams {
+    match &config.optimizer.frozen[..] {
+        [] => trained(&config.adapter, &config.model),
+        globs => TrainedParams::AllBut(frozen_params(whole, globs)),
+    }
+}
+
 /// The parameters that `globs` freeze in a model of this shape.
-pub(crate) fn frozen_params(shape: &DecoderShape, globs: &[String]) -> FrozenParams {
+fn frozen_params(shape: &DecoderShape, globs: &[String]) -> FrozenParams {
     let schemes = schemes(shape);
     let units: BTreeSet<String> =
         shape.parameter_names().iter().map(|name| frozen_unit(name)).collect();
@@ -49,136 +53,4 @@ pub(crate) fn frozen_params(shape: &DecoderShape, globs: &[String]) -> FrozenPar
         names.iter().any(|name| globs.iter().any(|glob| matches(glob, name)))
     };
     units.into_iter().filter(is_frozen).collect()
-}
-
-/// The rules of frozen tensors that `config` breaks.
-pub(crate) fn broken(config: &Config) -> Option<Violation> {
-    let globs = &config.optimizer.frozen;
-    if globs.is_empty() || config.adapter != Adapter::None || !config.is_sound() {
-        return None;
-    }
-    let shape = shape_of_all(config);
-    let (schemes, params) = (schemes(&shape), shape.parameter_names());
-    let names: Vec<Vec<String>> =
-        params.iter().map(|name| names_of(&shape, &schemes, name)).collect();
-    let has = |glob: &str, number: usize| names[number].iter().any(|name| matches(glob, name));
-    let refused = |glob: &str, message: String, help: String| {
-        let values = vec![("optimizer.frozen", format!("`{}`", foreign(glob)))];
-        Some(Violation { message, help, values })
-    };
-    for glob in globs {
-        if !(0..params.len()).any(|number| has(glob, number)) {
-            let some = [0, params.len() / 2].map(|number| format!("`{}`", names[number][0]));
-            return refused(
-                glob,
-                format!("no tensor of the model has a name that `{}` matches", foreign(glob)),
-                format!(
-                    "write names of transformers such as {}, with `*` for any characters, or leave the glob out",
-                    some.join(" or ")
-                ),
-            );
-        }
-    }
-    let frozen: Vec<bool> =
-        (0..params.len()).map(|number| globs.iter().any(|glob| has(glob, number))).collect();
-    if frozen.iter().all(|frozen| *frozen) {
-        return refused(
-            &globs.join(", "),
-            "these globs freeze all tensors of the model, so that nothing is trained".into(),
-            "leave tensors out of `optimizer.frozen`; to train adapters over frozen weights, set `adapter: Lora(rank: 16, alpha: 32)` in its place".into(),
-        );
-    }
-    let mut units: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (number, name) in params.iter().enumerate() {
-        units.entry(frozen_unit(name)).or_default().push(number);
-    }
-    for unit in units.values() {
-        let left: Vec<usize> = unit.iter().copied().filter(|number| !frozen[*number]).collect();
-        if left.is_empty() || left.len() == unit.len() {
-            continue;
-        }
-        let glob = globs.iter().find(|glob| unit.iter().any(|number| has(glob, *number)));
-        let glob = glob.unwrap_or_else(|| unreachable!("a glob froze a part of the unit"));
-        let shown: Vec<String> =
-            left.iter().take(SHOWN).map(|number| format!("`{}`", names[*number][0])).collect();
-        let more = match left.len().saturating_sub(SHOWN) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        return refused(
-            glob,
-            format!(
-                "`{}` freezes a part of the tensors that onebox multiplies as one: not {}{more}",
-                foreign(glob),
-                shown.join(", ")
-            ),
-            "freeze all of them with further globs, or none".into(),
-        );
-    }
-    None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::build::shape;
-    use config::load_str;
-    use std::path::Path;
-
-    /// A config of a small model with more keys, and the refusal of its frozen tensors.
-    fn refusal(model: &str, frozen: &str) -> (Config, Option<String>) {
-        let ron = format!(
-            "(model: (layers: 2, hidden: 32, heads: 4, seq_len: 16, {model}), data: (train: \"x\"),
-              optimizer: (frozen: {frozen}), train: (steps: 1))"
-        );
-        let loaded = load_str(&ron, "a.ron", Path::new("."), &[]);
-        let config = loaded.unwrap_or_else(|e| panic!("{e}")).config;
-        let broken = broken(&config).map(|broken| broken.message);
-        (config, broken)
-    }
-
-    const SPARSE: &str =
-        "family: Llama, experts: (count: 4, per_token: 2, ffn_hidden: 32, dense_layers: [0])";
-
-    /// Names of the frozen parameters, without the numbers of experts.
-    fn frozen(model: &str, globs: &str) -> Vec<String> {
-        let (config, refused) = refusal(model, globs);
-        assert_eq!(refused, None);
-        let whole = shape_of_all(&config);
-        let trained = shape(&config).trained;
-        let names = whole.parameter_names().into_iter().filter(|name| !trained.contains(name));
-        let units: BTreeSet<String> = names.map(|name| frozen_unit(&name)).collect();
-        units.into_iter().collect()
-    }
-
-    #[test]
-    fn globs_match_names_of_transformers_in_all_forms() {
-        for globs in ["[\"*.mlp.experts.*\"]", "[\"*.experts.gate_up_proj\", \"*.experts.*.w2.*\"]"]
-        {
-            assert_eq!(
-                frozen(SPARSE, globs),
-                ["h.1.moe.experts.0.gate.weight", "h.1.moe.experts.0.proj.weight"]
-            );
-        }
-        for globs in ["[\"*.mlp.gate.weight\"]", "[\"*router*\"]"] {
-            assert_eq!(frozen(SPARSE, globs), ["h.1.moe.router.weight"]);
-        }
-        assert_eq!(frozen("", "[\"lm_head.weight\"]"), ["wte"]);
-        assert_eq!(frozen("", "[\"transformer.wpe.*\", \"h.1.ln_1.*\"]").len(), 3);
-    }
-
-    #[test]
-    fn parts_of_a_product_are_refused() {
-        let message = |globs| refusal(SPARSE, globs).1.unwrap_or_default();
-        let part = message("[\"*.experts.3.*\"]");
-        assert!(part.contains("model.layers.1.mlp.experts.0.gate_proj.weight` and"), "{part}");
-        const GATED: &str = "family: Llama, experts: (count: 4, per_token: 2, ffn_hidden: 32, shared_hidden: 32, shared_gate: true)";
-        let both = frozen(GATED, "[\"*layers.1*gate.weight\"]");
-        assert_eq!(both, ["h.1.moe.router.weight"]);
-        let part = refusal(GATED, "[\"*.mlp.gate.weight\"]").1.unwrap_or_default();
-        assert!(part.contains("shared_expert_gate.weight"), "{part}");
-        let part = message("[\"*.up_proj.weight\"]");
-        assert!(part.contains("gate_proj.weight"), "{part}");
-        assert!(message("[\"*.mlp.router.bias\"]").contains("no tensor"));
-    }
 }

@@ -1,7 +1,7 @@
 //! Globs of names: `*` stands for any characters, `?` for one, and `[0-9]` for one of a set.
 
 /// Whether `glob` matches all of `name`.
-pub fn matches(glob: &str, name: &str) -> bool {
+pub(crate) fn matches(glob: &str, name: &str) -> bool {
     let (glob, name): (Vec<char>, Vec<char>) = (glob.chars().collect(), name.chars().collect());
     let (mut at, mut next) = (0, 0);
     // The last star, and the first character that it does not stand for.

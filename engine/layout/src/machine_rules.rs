@@ -3,14 +3,14 @@
 //! model.
 
 use crate::LocalMachine;
-use crate::frozen_tensors;
+use crate::frozen_rules;
 use crate::hardware_queues::{connections, queues, streams_of_rank};
 use config::{Config, DeviceConfig, Violation};
 
 impl LocalMachine {
     /// The rules that `config` breaks on the GPUs of this machine, and those of frozen tensors.
     pub fn broken(&self, config: &Config) -> Vec<Violation> {
-        let of_frozen = frozen_tensors::broken(config);
+        let of_frozen = frozen_rules::broken(config);
         of_frozen.into_iter().chain(self.broken_by_gpus(config)).collect()
     }
 
