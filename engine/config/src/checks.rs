@@ -96,7 +96,11 @@ pub(super) fn all(reader: &mut ConfigReader, config: &Config, of_machine: &Machi
         false => checks.precision().into_iter().chain(of_machine(config)).collect(),
     };
     for broken in checks.broken().chain(of_gpus) {
-        if broken.values.iter().all(|(key, _)| reader.ok(&[key])) {
+        // The names of tensors are those of the whole model.
+        let of_tensors = broken.values.iter().any(|(key, _)| *key == "optimizer.frozen");
+        let is_known = broken.values.iter().all(|(key, _)| reader.ok(&[key]))
+            && (!of_tensors || reader.section_is_ok("model"));
+        if is_known {
             reader.refuse(broken);
         }
     }

@@ -122,7 +122,8 @@ mod tests {
                 ["h.1.moe.experts.0.gate.weight", "h.1.moe.experts.0.proj.weight"]
             );
         }
-        for globs in ["[\"*.mlp.gate.weight\"]", "[\"*router*\"]"] {
+        const WRAPPED: &str = "[\"model.language_model.layers.*.mlp.gate.weight\"]";
+        for globs in ["[\"*.mlp.gate.weight\"]", WRAPPED] {
             assert_eq!(frozen(SPARSE, globs), ["h.1.moe.router.weight"]);
         }
         assert_eq!(frozen("", "[\"lm_head.weight\"]"), ["wte"]);

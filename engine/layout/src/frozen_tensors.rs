@@ -15,7 +15,7 @@ pub(crate) fn schemes(shape: &DecoderShape) -> Vec<Names> {
     let mut all: Vec<Names> = Vec::new();
     for class in ModelClass::ALL {
         let fits =
-            class.has_delta_nets() == has_delta && (!has_biases || class == ModelClass::GptOss);
+            class.has_delta_nets() == has_delta && has_biases == (class == ModelClass::GptOss);
         for fused in [false, true] {
             let names = Names::of(shape, class, fused);
             if fits && !all.contains(&names) {
@@ -26,12 +26,27 @@ pub(crate) fn schemes(shape: &DecoderShape) -> Vec<Names> {
     all
 }
 
-/// The names of the parameter `name` in transformers, in all schemes: each whole, and without the
-/// prefix of the model.
+/// Prefixes of the names of a decoder that is a part of another model, in folders of several versions.
+const WRAPPERS: [[&str; 2]; 3] = [
+    ["model.", "model.language_model."],
+    ["model.", "language_model.model."],
+    ["lm_head.", "language_model.lm_head."],
+];
+
+/// The names of the parameter `name` in transformers, in all schemes: each whole, without the prefix
+/// of the model, and as a part of another model.
 pub(crate) fn names_of(shape: &DecoderShape, schemes: &[Names], name: &str) -> Vec<String> {
     let tied = (shape.architecture.tied && name == "wte").then(|| HEAD.to_owned());
     let mut all: Vec<String> = schemes.iter().map(|names| names.whole(name)).chain(tied).collect();
+    let wrapped = |whole: &String| {
+        let form = |[prefix, wrapper]: [&str; 2]| {
+            whole.strip_prefix(prefix).map(|rest| format!("{wrapper}{rest}"))
+        };
+        WRAPPERS.map(form)
+    };
+    let wrapped: Vec<String> = all.iter().flat_map(wrapped).flatten().collect();
     all.extend(all.clone().iter().map(|whole| bare(whole)));
+    all.extend(wrapped);
     all
 }
 

@@ -59,8 +59,12 @@ impl BlockCounts {
     }
 }
 
-/// Least memory that `config` needs, over all choices that the config leaves open.
+/// Least memory that `config` needs, over all choices that the config leaves open. It is 0 with frozen
+/// tensors: their globs name layers, whose numbers the few blocks of the estimate do not have.
 pub fn least_bytes(config: &Config, machine: &LocalMachine) -> LeastBytes {
+    if !config.optimizer.frozen.is_empty() {
+        return LeastBytes { device: 0, pinned: 0, both: 0, limit: None };
+    }
     let all: Vec<LeastBytes> =
         forms(config).iter().flat_map(|form| of_form(form, config, machine)).collect();
     let least = |bytes: fn(&LeastBytes) -> u64| all.iter().map(bytes).min().unwrap_or(0);

@@ -41,7 +41,7 @@ impl LocalMachine {
     }
 
     /// Message of the first rule that `config` breaks, including the rules of this machine's GPUs. A
-    /// search of layouts changes no frozen tensor.
+    /// search of layouts keeps the layers, and so the frozen tensors.
     pub fn first_broken(&self, config: &Config) -> Option<String> {
         let of_machine = || self.broken_by_gpus(config).into_iter().next().map(|one| one.message);
         config.first_broken().or_else(of_machine)

@@ -333,7 +333,8 @@ fn on_gpus(given: &Config, machine: &LocalMachine, gpus: Option<usize>) -> Optio
 }
 
 /// The model with the most layers that fits, also after one or two exact changes, on `gpus` GPUs if
-/// set. `None` if one layer does not fit, or if the model is a trained one from a folder.
+/// set. `None` if one layer does not fit, if the model is a trained one from a folder, or if globs
+/// freeze tensors, whose names have the numbers of layers.
 pub fn largest(
     loaded: &LoadedConfig,
     machine: &LocalMachine,
@@ -341,6 +342,9 @@ pub fn largest(
 ) -> Option<LargestModel> {
     let given =
         on_gpus(&loaded.config, machine, gpus).filter(|config| config.model.from.is_none())?;
+    if !given.optimizer.frozen.is_empty() {
+        return None;
+    }
     let bound = &Bound::of(machine);
     let with = |layers: usize| -> Option<Config> {
         let mut config = given.clone();

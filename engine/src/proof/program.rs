@@ -61,7 +61,8 @@ pub(super) fn cut(whole: &DecoderShape) -> DecoderShape {
         (Some(kind), None) | (None, Some(kind)) if whole.experts.is_some() => (1, vec![kind]),
         _ => (1, whole.layer_kinds.clone()),
     };
-    // The kernels of frozen parameters are among those of trained ones.
+    // The kernels of frozen parameters are among those of trained ones, but for the sum of columns that a
+    // trained bias of a frozen matrix needs.
     let trained = match &whole.trained {
         TrainedParams::AllBut(_) => TrainedParams::All,
         others => others.clone(),

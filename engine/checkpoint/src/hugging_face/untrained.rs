@@ -82,6 +82,11 @@ impl UntrainedTensors {
         }
     }
 
+    /// The same tensors in another folder.
+    pub(super) fn at(self, folder: PathBuf) -> Self {
+        Self { folder, ..self }
+    }
+
     /// Opens the folder for an export.
     ///
     /// # Errors

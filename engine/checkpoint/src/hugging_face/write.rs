@@ -207,7 +207,12 @@ impl<'a> ExportContent<'a> {
         let description = description.map_err(|why| FolderError::refused(out, why))?;
         let decoder = &built.decoder;
         let names = Names::of(decoder.shape(), description.class, fused);
-        let source = kept.map(UntrainedTensors::open).transpose()?;
+        // A base that has moved has these tensors too.
+        let of_base = |kept: UntrainedTensors| match model.base {
+            Some(base) => kept.at(base.path().to_owned()),
+            None => kept,
+        };
+        let source = kept.map(|kept| of_base(kept).open()).transpose()?;
         let wholes = match &source {
             None => None,
             // Files of several versions have other prefixes; these stay as they are.

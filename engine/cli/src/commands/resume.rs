@@ -7,7 +7,7 @@ use checkpoint::{
     differences_of, gone, newest_as_restored, newest_until, open_named, replaced, restore,
     set_aside,
 };
-use config::{LoadedConfig, ResumeEffect, load_of_run};
+use config::{Adapter, Config, LoadedConfig, ResumeEffect, load_of_run};
 use engine::run_dir::{RunDir, RunMode};
 use files::directory::Directory;
 use files::names::{CHECKPOINTS, CONFIG, FORKED, METRICS, TOKENIZER, WEIGHTS};
@@ -93,6 +93,9 @@ pub(super) fn start(
     why.iter().for_each(|why| say(&format!("warning: {why}")));
     let mut all = found.summary().differences(loaded, data).map_err(failed)?;
     all.extend(other_tokenizer(from, tokenizer)?);
+    if mode == RunMode::Fork {
+        keeps_random_weights(&all, &loaded.config)?;
+    }
     permitted(&all, mode, CHECKPOINT)?;
     if !found.knows_its_data() {
         say(&format!(
@@ -333,6 +336,23 @@ const FORK: ForkAdvice = ("fork", "give --fork with the --run-dir of its source"
 /// Alternative to restoring the trained tensors: a fork keeps those of its source.
 const NEW_RUN: &str =
     "train other tensors in a new run: with another --run-dir, and without --resume and --fork";
+
+/// Refuses a fork that changes random frozen weights, which are in no checkpoint: the config gives them.
+fn keeps_random_weights(all: &[Difference], config: &Config) -> Result<(), CommandError> {
+    let freezes = config.adapter != Adapter::None || !config.optimizer.frozen.is_empty();
+    if !freezes || config.model.pretrained().is_some() {
+        return Ok(());
+    }
+    let sources = ["train.seed", "model.init_std", "model.weights", "model.from"];
+    let changed = listed(all.iter().filter(|d| sources.contains(&d.key.as_str())));
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let why = format!(
+        "the frozen weights of the checkpoint are random, and follow from these keys:{changed}\nset them back, or {NEW_RUN}"
+    );
+    Err(CommandError::new(code::CONFIG, why))
+}
 
 /// Reports the differences. Another experiment is refused unless the run is a fork.
 fn permitted(

@@ -121,6 +121,11 @@ impl ConfigReader {
         !keys.iter().any(|key| self.bad.contains(*key))
     }
 
+    /// Whether no key of a section has an invalid value.
+    pub(crate) fn section_is_ok(&self, section: &str) -> bool {
+        !self.bad.iter().any(|key| key.split('.').next() == Some(section))
+    }
+
     /// Marks a key with an invalid value.
     pub(crate) fn mark_bad(&mut self, key: &str) {
         self.bad.insert(key.into());

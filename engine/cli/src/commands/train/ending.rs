@@ -275,15 +275,21 @@ impl Session<'_> {
             "" => " --temperature 0.5".into(),
             _ => format!(" --prompt {} --temperature 0.5", quoted(sample)),
         };
-        let mut lines = vec![format!("{program} generate {dir}{prompt}")];
+        let model = &self.run.loaded.config.model;
+        let shape = self.run.built.decoder.shape();
+        // Frozen weights that are random are in no file.
+        let is_whole = !shape.has_frozen_params() || model.pretrained().is_some();
+        let mut lines = Vec::new();
+        if is_whole {
+            lines.push(format!("{program} generate {dir}{prompt}"));
+        }
         let exported = place.with_file_name(place.file_name().map_or_else(
             || "exported".into(),
             |name| format!("{}-exported", name.to_string_lossy()),
         ));
-        if saved && exported.symlink_metadata().is_err() {
+        let is_exported = is_whole || shape.adapters().is_some();
+        if saved && is_exported && exported.symlink_metadata().is_err() {
             let exported = quoted_path(&exported);
-            let model = &self.run.loaded.config.model;
-            let shape = self.run.built.decoder.shape();
             let form = match (shape.adapters(), model.pretrained()) {
                 (Some(_), Some(_)) => "safetensors --merge",
                 (Some(_), None) => "peft",
