@@ -78,6 +78,7 @@ mod tests {
             "cd /a && cd /b && onebox data prepare /c.ron /x",
             "cd a && onebox data prepare /c.ron /x",
             "sudo onebox data prepare /c.ron /x",
+            "curl data prepare /c.ron /x",
             "onebox train /c.ron --overwrite /x",
             "onebox data prepare - /x",
             "onebox data prepare /c.ron --log trace /x",
