@@ -216,7 +216,7 @@ fn other_adapters_are_trained_in_a_new_run_as_the_error_says() {
         let adapter = if adapter.is_empty() { vec![] } else { vec!["--set", adapter] };
         folder.onebox(&[&args[..], mode, &longer, &adapter].concat())
     };
-    let advice = "train other adapters in a new run: with another --run-dir, and without --resume";
+    let advice = "train other tensors in a new run: with another --run-dir, and without --resume";
     let (rank, some) =
         ("adapter=Lora(rank: 5)", "adapter=Lora(rank: 4, alpha: 8, targets: [\"q_proj\"])");
     for (adapter, key) in [(rank, "adapter.rank"), (some, "adapter.targets"), ("", "adapter ")] {
@@ -235,7 +235,10 @@ fn other_adapters_are_trained_in_a_new_run_as_the_error_says() {
     let all = "adapter=Lora(rank: 4, alpha: 8, targets: [\"down_proj\", \"up_proj\", \"gate_proj\", \"o_proj\", \"v_proj\", \"k_proj\", \"q_proj\"])";
     train("run", &["--resume"], all).ok();
     let diff = folder.onebox(&["checkpoint", "diff", "run", "ranked"]);
-    assert!(diff.stdout.contains("other adapters: --resume and --fork refuse it"), "{diff:?}");
+    assert!(
+        diff.stdout.contains("other trained tensors: --resume and --fork refuse it"),
+        "{diff:?}"
+    );
     let others = diff.stdout.lines().any(|line| line.starts_with("another experiment"));
     assert!(!others || !diff.stdout.contains("--fork does not:\n  adapter.rank"), "{diff:?}");
     // A run of all weights gets no adapters.
