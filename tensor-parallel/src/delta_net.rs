@@ -143,7 +143,7 @@ const NORM: &str = "delta.norm";
 const PROJ: &str = "delta.proj";
 
 impl DeltaNet {
-    /// Declares the parameters but those of the projection back. A rank's rows of queries, keys and
+    /// Declares all parameters except the projection back. A rank's rows of queries, keys and
     /// values are adjacent, so that one matmul computes all three.
     pub(crate) fn declare_heads(
         params: &mut ParamDeclarations,

@@ -27,8 +27,7 @@ pub(crate) struct Experts {
     router: Tensor,         // (E, C)
     gate_up: ExpertWeights, // E times (2I/t, C): gate, then up
     proj: ExpertWeights,    // E times (C, I/t)
-    /// One row: the replicated matrices, which are the router's and that of the gate of the shared
-    /// expert.
+    /// One row: the replicated matrices of the router and of the shared expert's gate.
     pub(crate) replicated: Tensor,
     /// (1, E): numbers for the choice, if the router scores by sigmoid; or zeros in their place among
     /// the gradients.

@@ -16,8 +16,8 @@ pub struct KvCache {
     layers: Vec<LayerCache>,
     /// Outputs of a gated delta net for one sample, if a layer has one; all layers share them.
     outputs: Option<DeltaPass>,
-    /// For each sample, the number of tokens before which its states are. [`DELTA_CHUNK`] divides it,
-    /// so that chunks are those of the whole text; at 0 the states are 0, and the cache has none.
+    /// For each sample, the number of tokens of which the cache has the states. [`DELTA_CHUNK`] divides
+    /// it, so that a pass has the chunks of the whole text; at 0 the states are 0.
     states_at: Vec<usize>,
     /// S: number of samples.
     samples: usize,
@@ -81,7 +81,7 @@ impl KvCache {
         Self { layers, outputs, states_at: vec![0; samples], samples, context }
     }
 
-    /// Number of tokens before which the states stand from which a pass goes on.
+    /// Number of tokens whose states a pass starts from; at 0 the states are 0.
     fn base_of(&self, NewTokens { sample, first, .. }: NewTokens) -> usize {
         Some(self.states_at[sample]).filter(|at| *at <= first).unwrap_or(0)
     }
@@ -155,8 +155,8 @@ pub(crate) struct Extension<'a> {
 
 impl DeltaNet {
     /// Computes normed (rows, C) of new tokens -> the normed and gated outputs of the heads, in
-    /// `saved`. Adds the new tokens to the cache. The rule goes on from the states of the cache, over
-    /// at most a chunk of earlier tokens; only if the text was cut before them it starts at the first token.
+    /// `saved`. Adds the new tokens to the cache. The rule starts from the states of the cache, over at
+    /// most a chunk of earlier tokens; if the text was cut before them, it starts at the first token.
     pub(crate) fn extend(
         &self,
         dev: &Device,

@@ -73,7 +73,7 @@ impl MixerActivations {
 }
 
 impl Mixer {
-    /// Declares the parameters but those of the projection back.
+    /// Declares all parameters except the projection back.
     pub(crate) fn declare_heads(
         params: &mut ParamDeclarations,
         shape: &DecoderShape,

@@ -13,7 +13,7 @@ use device::{Device, Plan, Tensor};
 pub(crate) enum MlpLayer {
     /// One MLP, which all tokens pass.
     Dense(Mlp),
-    /// Experts, of which each token passes some.
+    /// Experts; each token passes some experts.
     Sparse(Experts),
 }
 

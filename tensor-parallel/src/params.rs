@@ -21,7 +21,7 @@ pub enum TrainedParams {
     All,
     /// The factors of these adapters alone. Only then a model has adapters.
     Adapters(AdapterShape),
-    /// All parameters but these.
+    /// All parameters except the named parameters.
     AllBut(FrozenParams),
 }
 
@@ -296,7 +296,7 @@ impl ParamDeclarations {
 }
 
 impl SegmentLayout {
-    /// All parameters: the trained ones, then the frozen ones.
+    /// All parameters: first the trained parameters, then the frozen parameters.
     pub fn all_params(&self) -> impl Iterator<Item = &Param> {
         self.params.iter().chain(&self.frozen)
     }

@@ -417,7 +417,7 @@ impl DecoderShape {
             }
         };
         let gates = if self.architecture.output_gate { q } else { 0.0 };
-        let deltas = self.delta_layers() as f64;
+        let (deltas, frozen) = (self.delta_layers() as f64, 2.0 * self.frozen_linears());
         let of_delta = self.delta.map_or(0, |delta| delta.linears(self.hidden)) as f64;
         let mixers = (l - deltas) * c * (2.0 * q + gates + 2.0 * kv) + deltas * of_delta;
         let linears = mixers + l * c * inner + self.vocab as f64 * c;
@@ -428,7 +428,6 @@ impl DecoderShape {
         let attends = |layer: &usize| !self.kind(*layer).delta;
         let keys = (0..self.layers).filter(attends).map(keys).sum::<f64>();
         // The gradients of the rule take twice the FLOPs of its forward pass.
-        let frozen = 2.0 * self.frozen_linears();
         of_linears * linears - frozen + 6.0 * keys * q + 3.0 * deltas * rule
     }
 

@@ -1,4 +1,4 @@
-//! An MLP with a gate that all tokens pass beside their experts (arXiv 2401.06066, section 3.2). Its
+//! An MLP with a gate that all tokens pass, in addition to their experts (arXiv 2401.06066, section 3.2). Its
 //! output is added to theirs before the sum over the ranks. In some models each token has a factor of
 //! this output: see [`shared_gate`](crate::shared_gate). Letter: S is its inner width.
 

@@ -1,6 +1,6 @@
 //! The gate of a shared expert: a linear with one row, whose sigmoid multiplies the shared expert's
-//! output for each token (Qwen3-Next, Qwen3.5). The ops are those of a router by sigmoid that chooses
-//! the only one of one expert for each token: its weight is the gate, and the tokens keep their order.
+//! output for each token (Qwen3-Next, Qwen3.5). A router by sigmoid has the same ops; here it
+//! chooses among one expert: the expert's weight is the gate, and the tokens keep their order.
 //!
 //! The weight is replicated. It reads gathered tokens, so all ranks have the same gates. The gate
 //! multiplies the input of the projection back, which is the same as its output, but narrower. Letter:

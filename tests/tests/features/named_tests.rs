@@ -57,13 +57,13 @@ pub(super) static TESTS: [NamedTest; 33] = [
         words: ["pass(&shape", "frozen"],
     },
     NamedTest {
-        pair: [DELTA, FROZEN],
+        pair: [FROZEN, DELTA],
         file: "tests/tests/equivalence/frozen.rs",
         function: "gradients_of_the_other_tensors_are_those_of_transformers_on_every_layout",
         words: ["pass(&shape", "frozen"],
     },
     NamedTest {
-        pair: [GATED, FROZEN],
+        pair: [FROZEN, GATED],
         file: "tests/tests/equivalence/frozen.rs",
         function: "gradients_of_the_other_tensors_are_those_of_transformers_on_every_layout",
         words: ["pass(&shape", "frozen"],

@@ -192,15 +192,9 @@ fn a_sample_goes_on_from_the_states_before_it() {
         let initial = Some(rig.put(Dtype::F32, (2, heads.state_len()), &before));
         let rest = rig.out(Dtype::Bf16, (2 * heads.seq_len, 6));
         let of_rest = rig.out(Dtype::F32, (2 * heads.places(), heads.state_len()));
-        rig.run(&Op::DeltaRule {
-            qkv,
-            gates,
-            out: rest,
-            states: of_rest,
-            initial,
-            heads,
-            starts: None,
-        });
+        let states = of_rest;
+        let op = |starts| Op::DeltaRule { qkv, gates, out: rest, states, initial, heads, starts };
+        rig.run(&op(None));
         let got = rig.get(rest);
         let (zero, from_state) = got.split_at(got.len() / 2);
         assert_eq!(from_state, &out[first * 6..], "{first} rows before");
@@ -208,7 +202,7 @@ fn a_sample_goes_on_from_the_states_before_it() {
         // A second document of a sample starts from 0.
         let starts =
             Some(rig.put_ints(&starts_of(heads.seq_len, &[1, heads.seq_len - 1].repeat(2))));
-        rig.run(&Op::DeltaRule { qkv, gates, out: rest, states: of_rest, initial, heads, starts });
+        rig.run(&op(starts));
         let got = rig.get(rest);
         let (zero, from_state) = got.split_at(got.len() / 2);
         assert_ne!(zero[..6], from_state[..6]);
