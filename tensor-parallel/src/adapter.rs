@@ -1,8 +1,9 @@
 //! Low-rank adapters of linears (LoRA, arXiv 2106.09685, section 4.1): y = x w' + s (x a') b'. The
 //! weight w is frozen; a (r, k) and b (n, r) are trained, and s is a number.
 //!
-//! A matmul with several weights of one input, such as q, k and v, has an adapter for each weight.
-//! Its a's are adjacent, so that one matmul computes all x a'. The factor on the side where w is
+//! Weights with one input, such as q, k and v, have an adapter for each weight. Weights that are one
+//! tensor in transformers, such as queries and the gate of attention's output, have one a. The a's are
+//! adjacent, so that one matmul computes all x a'. The factor on the side where w is
 //! cut over the ranks is cut with it: b of a column-parallel linear, a of a row-parallel one. The
 //! other factor is replicated, and each rank computes a part of its gradient, which
 //! [`Block::backward`](crate::block::Block::backward) sums over the ranks.
@@ -16,32 +17,84 @@ use device::{Arena, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
 const A: &str = FACTORS[0];
 const B: &str = FACTORS[1];
 
-/// Most weights that one matmul has: q, k and v.
-const MOST_PARTS: usize = 3;
+/// Most factors a with one input: of q, k and v.
+const MOST_FACTORS: usize = 3;
+/// The same in a model with gated delta nets: of their q, k and v, output gate, step sizes and decays.
+const MOST_FACTORS_OF_DELTA_NETS: usize = 4;
+/// Most matmuls with one input: those of a gated delta net.
+const MOST_OUTPUTS: usize = 3;
+/// Most factors b with one input: of q, k, v and the gate of attention's output.
+const MOST_PARTS: usize = 4;
+/// Most weights with adjacent rows that have one a: q, k and v of a gated delta net.
+const MOST_JOINED: usize = 3;
+
+/// Outputs of the matmuls with one input, or their gradients: (rows, n) each.
+pub(crate) type Outputs = [Option<Tensor>; MOST_OUTPUTS];
+
+/// A weight that may have an adapter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdaptedWeight {
+    /// Its name.
+    name: &'static str,
+    /// The name in front of its factor a, which is that of several weights with one a.
+    factor: &'static str,
+    /// Number of its matmul's output among the [`Outputs`].
+    output: usize,
+}
+
+impl AdaptedWeight {
+    /// A weight with its own a, of the first of the outputs.
+    pub(crate) const fn alone(name: &'static str) -> Self {
+        Self { name, factor: name, output: 0 }
+    }
+
+    /// The same with the a of the weight `factor`.
+    pub(crate) const fn with_factor(self, factor: &'static str) -> Self {
+        Self { factor, ..self }
+    }
+
+    /// The same with another output.
+    pub(crate) const fn with_output(self, output: usize) -> Self {
+        Self { output, ..self }
+    }
+}
 
 /// Transients of adapters; all linears share them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdapterScratch {
-    hidden: Tensor,   // (1, 3 B T r): s x a'
-    d_hidden: Tensor, // (1, 3 B T r): its gradient, times s
+    hidden: Tensor,   // (1, F B T r) of at most F factors: s x a'
+    d_hidden: Tensor, // (1, F B T r): its gradient, times s
 }
 
-/// The adapters of a linear, or their gradients.
+/// The adapters of weights with one input, or their gradients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Adapter {
-    a: Tensor, // (P r, k) of P parts
+    a: Tensor, // (F r, k) of F factors
     parts: [Option<Part>; MOST_PARTS],
     rank: usize,
     scale: f32,
     scratch: AdapterScratch,
 }
 
-/// The second factor of the adapter of one weight.
+/// The second factor of the adapter of weights with adjacent rows and one a.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     b: Tensor, // (n, r)
-    /// First of the n columns in the linear's output.
+    /// Number of its factor a.
+    number: usize,
+    /// Number of the output.
+    output: usize,
+    /// First of the n columns in the output.
     first: usize,
+}
+
+impl Part {
+    /// The columns of the output, or of its gradient.
+    fn of(self, outputs: Outputs) -> Tensor {
+        let whole = outputs[self.output]
+            .unwrap_or_else(|| unreachable!("a weight with an adapter has an output"));
+        whole.columns(self.first..self.first + self.b.shape().0)
+    }
 }
 
 impl AdapterScratch {
@@ -49,7 +102,11 @@ impl AdapterScratch {
     pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape) -> Option<Self> {
         let adapters = shape.adapters()?;
         let mut one = |name: &str| {
-            let size = (1, MOST_PARTS * shape.tokens() * adapters.rank);
+            let factors = match shape.delta {
+                Some(_) => MOST_FACTORS_OF_DELTA_NETS,
+                None => MOST_FACTORS,
+            };
+            let size = (1, factors * shape.tokens() * adapters.rank);
             plan.tensor((Arena::Device, "transients"), name, shape.dtype, size)
         };
         Some(Self { hidden: one("adapter"), d_hidden: one("d_adapter") })
@@ -66,23 +123,25 @@ impl DecoderShape {
     }
 }
 
-/// Declares the adapters of linears with one input of `k` columns. Each linear has its name, its
-/// rows, and its split over the ranks, by which the adapters are split too.
+/// Declares the adapters of weights with one input of `k` columns. Each weight has its rows and its
+/// split over the ranks, by which its adapter is split too.
 pub(crate) fn declare(
     params: &mut ParamDeclarations,
     shape: &DecoderShape,
-    linears: &[(&str, usize, Split)],
+    weights: &[(AdaptedWeight, usize, Split)],
     k: usize,
 ) {
     let Some(AdapterShape { rank, targets, .. }) = shape.adapters() else { return };
-    let adapted = || linears.iter().filter(|(part, ..)| targets.has(part));
-    for (part, _, split) in adapted() {
+    let adapted = || weights.iter().filter(|(weight, ..)| targets.has(weight.name));
+    for (AdaptedWeight { name, factor, .. }, _, split) in adapted() {
         let split = if *split == Split::Columns { Split::Columns } else { Split::Replicated };
-        params.add(&format!("{part}.{A}"), (rank, k), split, initial_factor(k));
+        if name == factor {
+            params.add(&format!("{factor}.{A}"), (rank, k), split, initial_factor(k));
+        }
     }
-    for (part, rows, split) in adapted() {
+    for (AdaptedWeight { name, .. }, rows, split) in adapted() {
         let split = if *split == Split::Columns { Split::Replicated } else { *split };
-        params.add(&format!("{part}.{B}"), (*rows, rank), split, Init::Constant(0.0));
+        params.add(&format!("{name}.{B}"), (*rows, rank), split, Init::Constant(0.0));
     }
 }
 
@@ -114,50 +173,61 @@ pub(crate) fn shared<'a>(
 }
 
 impl Adapter {
-    /// Cuts the adapters of a linear out of a flat buffer. The rows of `parts` are adjacent in the
-    /// linear's weight. `None` if the linear has no adapter.
+    /// Cuts the adapters of `weights`, which have one input, out of a flat buffer. The rows of those
+    /// with one output are adjacent. `None` if none has an adapter.
     pub(crate) fn cut(
         params: FlatBuffer<'_>,
         shape: &DecoderShape,
-        parts: &[&str],
+        weights: &[AdaptedWeight],
         scratch: Option<AdapterScratch>,
     ) -> Option<Self> {
         let (AdapterShape { rank, scale, targets }, scratch) = shape.adapters().zip(scratch)?;
-        let (mut names, mut cut, mut count, mut column) =
-            ([""; MOST_PARTS], [None; MOST_PARTS], 0, 0);
-        for part in parts {
-            let rows = params.local_rows(part);
-            if targets.has(part) {
-                names[count] = part;
-                cut[count] = Some(Part { b: params.get(part, B), first: column });
-                count += 1;
+        let (mut factors, mut cut) = ([""; MOST_FACTORS_OF_DELTA_NETS], [None; MOST_PARTS]);
+        let (mut count, mut parts, mut columns) = (0, 0, [0; MOST_OUTPUTS]);
+        for joined in
+            weights.chunk_by(|one, next| (one.factor, one.output) == (next.factor, next.output))
+        {
+            let AdaptedWeight { name, factor, output } = joined[0];
+            let first = columns[output];
+            columns[output] +=
+                joined.iter().map(|weight| params.local_rows(weight.name)).sum::<usize>();
+            if !targets.has(name) {
+                continue;
             }
-            column += rows;
+            let number = factors[..count].iter().position(|known| *known == factor);
+            let number = number.unwrap_or(count);
+            factors[number] = factor;
+            count = count.max(number + 1);
+            let mut names = [""; MOST_JOINED];
+            names.iter_mut().zip(joined).for_each(|(to, weight)| *to = weight.name);
+            let b = params.joined(&names[..joined.len()], B);
+            cut[parts] = Some(Part { b, number, output, first });
+            parts += 1;
         }
         if count == 0 {
             return None;
         }
-        let a = params.joined(&names[..count], A);
+        let a = params.joined(&factors[..count], A);
         Some(Self { a, parts: cut, rank, scale: scale as f32, scratch })
     }
 
-    /// The parts, each with its number.
-    fn parts(&self) -> impl Iterator<Item = (usize, Part)> {
-        self.parts.into_iter().flatten().enumerate()
+    /// The parts. Their numbers begin at 0, and each new number is the next one.
+    fn parts(&self) -> impl Iterator<Item = Part> {
+        self.parts.into_iter().flatten()
     }
 
-    /// A transient for `rows` rows: (rows, P r).
+    /// A transient for `rows` rows: (rows, F r).
     fn transient(&self, flat: Tensor, rows: usize) -> Tensor {
         let columns = self.a.shape().0;
         flat.slice(0..rows * columns).reshape(rows, columns)
     }
 
-    /// The columns of part `number` in a transient.
+    /// The columns of factor `number` in a transient.
     fn columns(&self, t: Tensor, number: usize) -> Tensor {
         t.columns(number * self.rank..(number + 1) * self.rank)
     }
 
-    /// Computes s x a' (rows, P r) in a transient from x (rows, k).
+    /// Computes s x a' (rows, F r) in a transient from x (rows, k).
     #[track_caller]
     fn hidden(&self, dev: &Device, x: Tensor) -> Tensor {
         let hidden = self.transient(self.scratch.hidden, x.shape().0);
@@ -165,39 +235,44 @@ impl Adapter {
         scaled(dev, hidden, self.scale)
     }
 
-    /// Computes y (rows, n) += s (x a') b' from x (rows, k).
+    /// Computes y += s (x a') b' for the outputs y (rows, n) of x (rows, k).
     #[track_caller]
-    pub(crate) fn forward(&self, dev: &Device, x: Tensor, y: Tensor) {
+    pub(crate) fn forward(&self, dev: &Device, x: Tensor, outputs: Outputs) {
         let hidden = self.hidden(dev, x);
-        for (number, Part { b, first }) in self.parts() {
-            let c = y.columns(first..first + b.shape().0);
-            dev.submit(Compute, Op::add_product(self.columns(hidden, number), b.t(), c));
+        for part in self.parts() {
+            let of_factor = self.columns(hidden, part.number);
+            dev.submit(Compute, Op::add_product(of_factor, part.b.t(), part.of(outputs)));
         }
     }
 
-    /// Computes d_x (rows, k) += s (d b) a from the gradient d (rows, n) of y. Keeps s d b for
-    /// [`weight_gradient`](Self::weight_gradient).
+    /// Computes d_x (rows, k) += the sum of s (d b) a over the gradients d (rows, n) of outputs. Keeps
+    /// s d b for [`weight_gradient`](Self::weight_gradient).
     #[track_caller]
-    pub(crate) fn input_gradient(&self, dev: &Device, d: Tensor, d_x: Tensor) {
-        let d_hidden = self.transient(self.scratch.d_hidden, d.shape().0);
-        for (number, Part { b, first }) in self.parts() {
-            let (of_part, c) =
-                (d.columns(first..first + b.shape().0), self.columns(d_hidden, number));
-            dev.submit(Compute, Op::product(of_part, b, c));
+    pub(crate) fn input_gradient(&self, dev: &Device, d: Outputs, d_x: Tensor) {
+        let d_hidden = self.transient(self.scratch.d_hidden, d_x.shape().0);
+        let mut written = 0;
+        for part in self.parts() {
+            let Part { b, number, .. } = part;
+            let (of_part, c) = (part.of(d), self.columns(d_hidden, number));
+            let is_new = number == written;
+            let op =
+                if is_new { Op::product(of_part, b, c) } else { Op::add_product(of_part, b, c) };
+            written += usize::from(is_new);
+            dev.submit(Compute, op);
         }
         dev.submit(Compute, Op::add_product(scaled(dev, d_hidden, self.scale), self.a, d_x));
     }
 
-    /// Computes the gradients of a and b from d (rows, n) and x (rows, k). Computes x a' again, since
-    /// that is cheaper than its memory.
+    /// Computes the gradients of a and b from the gradients d (rows, n) of outputs, and x (rows, k).
+    /// Computes x a' again, since that is cheaper than its memory.
     #[track_caller]
-    pub(crate) fn weight_gradient(&self, dev: &Device, d: Tensor, x: Tensor, grads: Self) {
+    pub(crate) fn weight_gradient(&self, dev: &Device, d: Outputs, x: Tensor, grads: Self) {
         let hidden = self.hidden(dev, x);
-        for (number, Part { b, first }) in grads.parts() {
-            let of_part = d.columns(first..first + b.shape().0);
-            dev.submit(Compute, Op::product(of_part.t(), self.columns(hidden, number), b));
+        for part in grads.parts() {
+            let of_factor = self.columns(hidden, part.number);
+            dev.submit(Compute, Op::product(part.of(d).t(), of_factor, part.b));
         }
-        let d_hidden = self.transient(self.scratch.d_hidden, d.shape().0);
+        let d_hidden = self.transient(self.scratch.d_hidden, x.shape().0);
         dev.submit(Compute, Op::product(d_hidden.t(), x, grads.a));
     }
 }

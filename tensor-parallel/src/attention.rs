@@ -2,7 +2,7 @@
 //! and v, rotary positions if the model has them, attention over this rank's heads, a row-parallel
 //! projection back.
 
-use crate::adapter::{self, Adapter};
+use crate::adapter::{self, AdaptedWeight, Adapter, Outputs};
 use crate::attention_sinks::AttentionSinks;
 use crate::branch::{Branch, Scratch};
 use crate::linear::{Fp8Linear, Linear, LinearGrads};
@@ -49,7 +49,8 @@ pub(crate) struct Attention {
     pub(crate) sinks: Option<AttentionSinks>,
     proj_weight: Tensor,                  // (C, H D/t)
     pub(crate) proj_bias: Option<Tensor>, // (C), added after the sum over the ranks
-    qkv_adapter: Option<Adapter>,
+    /// Of q, k, v and the gate of the output.
+    input_adapter: Option<Adapter>,
     proj_adapter: Option<Adapter>,
 }
 
@@ -151,6 +152,19 @@ const SHARED: [&str; 2] = ["attn.k", "attn.v"];
 /// Names of the gains of the norm of q and k.
 const GAINS: [&str; 2] = ["attn.q_norm", "attn.k_norm"];
 
+/// The weights with the input of attention. Queries and the gate of the output are one tensor in
+/// transformers.
+const ADAPTED: [AdaptedWeight; 4] = {
+    let [q, k, v] = SEPARATE_QKV;
+    let gate = AdaptedWeight::alone(OUTPUT_GATE).with_factor(q).with_output(1);
+    [AdaptedWeight::alone(q), AdaptedWeight::alone(k), AdaptedWeight::alone(v), gate]
+};
+
+/// The weights with the input of attention, with or without a gate of the output.
+fn adapted(output_gate: bool) -> &'static [AdaptedWeight] {
+    if output_gate { &ADAPTED } else { &ADAPTED[..SEPARATE_QKV.len()] }
+}
+
 impl Attention {
     /// Declares the parameters of the heads with the prefix `attn.`. A rank's rows of q, k and v
     /// are adjacent, so that one matmul computes all three.
@@ -172,7 +186,8 @@ impl Attention {
             if architecture.qkv_bias {
                 params.add_vector("attn.qkv.bias", 3 * q, Split::ThreeRows, zero);
             }
-            adapter::declare(params, shape, &[(JOINED_QKV, 3 * q, Split::ThreeRows)], c);
+            let joined = AdaptedWeight::alone(JOINED_QKV);
+            adapter::declare(params, shape, &[(joined, 3 * q, Split::ThreeRows)], c);
         } else {
             let separate =
                 || SEPARATE_QKV.into_iter().zip([(q, Split::Rows), (kv, kv_split), (kv, kv_split)]);
@@ -182,10 +197,11 @@ impl Attention {
             for (name, (rows, split)) in separate().filter(|_| architecture.qkv_bias) {
                 params.add_vector(&format!("{name}.bias"), rows, split, zero);
             }
-            let [q_name, k_name, v_name] = SEPARATE_QKV;
-            let linears =
-                [(q_name, q, Split::Rows), (k_name, kv, kv_split), (v_name, kv, kv_split)];
-            adapter::declare(params, shape, &linears, c);
+            let sizes = [(q, Split::Rows), (kv, kv_split), (kv, kv_split), (q, Split::Rows)];
+            let weights = ADAPTED.into_iter().zip(sizes);
+            let weights = weights.map(|(weight, (rows, split))| (weight, rows, split));
+            let weights: Vec<_> = weights.take(adapted(architecture.output_gate).len()).collect();
+            adapter::declare(params, shape, &weights, c);
         }
         let one = Init::Constant(1.0 - architecture.norm_offset);
         let gains = match architecture.qk_norm {
@@ -205,23 +221,24 @@ impl Attention {
         if shape.architecture.proj_bias {
             params.add_vector("attn.proj.bias", c, Split::Replicated, Init::Constant(0.0));
         }
-        adapter::declare(params, shape, &[(PROJ, c, Split::Columns)], q);
+        let proj = AdaptedWeight::alone(PROJ);
+        adapter::declare(params, shape, &[(proj, c, Split::Columns)], q);
     }
 
     pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, scratch: &Scratch) -> Self {
         let architecture = &shape.architecture;
-        let of = |parts: &[&str]| Adapter::cut(flat, shape, parts, scratch.adapters);
+        let of = |weights: &[_]| Adapter::cut(flat, shape, weights, scratch.adapters);
         let qkv = |own| match architecture.joined_qkv {
             true => flat.get(JOINED_QKV, own),
             false => flat.joined(&SEPARATE_QKV, own),
         };
         let gain = |name| flat.get(name, "weight");
         Self {
-            qkv_adapter: match architecture.joined_qkv {
-                true => of(&[JOINED_QKV]),
-                false => of(&SEPARATE_QKV),
+            input_adapter: match architecture.joined_qkv {
+                true => of(&[AdaptedWeight::alone(JOINED_QKV)]),
+                false => of(adapted(architecture.output_gate)),
             },
-            proj_adapter: of(&[PROJ]),
+            proj_adapter: of(&[AdaptedWeight::alone(PROJ)]),
             qkv_weight: qkv("weight"),
             qkv_bias: architecture.qkv_bias.then(|| qkv("bias")).filter(|bias| !bias.is_empty()),
             gate_weight: architecture.output_gate.then(|| flat.get(OUTPUT_GATE, "weight")),
@@ -362,10 +379,20 @@ impl Attention {
         if let Some((weight, of)) = self.gate_weight.zip(saved.gate) {
             dev.submit(Compute, Op::product(normed, weight.t(), of.gate));
         }
+        if let Some(adapter) = self.input_adapter {
+            let outputs = Self::outputs(saved.qkv, saved.gate.map(|of| of.gate));
+            adapter.forward(dev, normed, outputs);
+        }
     }
 
+    /// The projection to q, k and v, without its adapter, which it shares with the gate.
     const fn input(&self, saved: AttentionActivations) -> Linear {
-        Linear { weight: self.qkv_weight, adapter: self.qkv_adapter, fp8: saved.input }
+        Linear { weight: self.qkv_weight, adapter: None, fp8: saved.input }
+    }
+
+    /// The outputs of the projections of the input, or their gradients.
+    const fn outputs(qkv: Tensor, gate: Option<Tensor>) -> Outputs {
+        [Some(qkv), gate, None]
     }
 
     const fn proj(&self, saved: AttentionActivations) -> Linear {
@@ -463,10 +490,17 @@ impl Attention {
         if let Some(((weight, _), d_gate)) = of_gate {
             dev.submit(Compute, Op::add_product(d_gate, weight, branch.d_normed));
         }
+        let d_outputs = Self::outputs(d_qkv, branch.scratch.d_gate);
+        if let Some(adapter) = self.input_adapter {
+            adapter.input_gradient(dev, d_outputs, branch.d_normed);
+        }
         let summed = branch.region.start_sum(dev, branch.d_normed);
         dev.wait(Compute, branch.whole);
-        let (weight, bias, adapter) = (grads.qkv_weight, grads.qkv_bias, grads.qkv_adapter);
-        input.weight_gradient(dev, d_qkv, branch.normed, LinearGrads { weight, bias, adapter });
+        if let Some((adapter, grads)) = self.input_adapter.zip(grads.input_adapter) {
+            adapter.weight_gradient(dev, d_outputs, branch.normed, grads);
+        }
+        let of_qkv = LinearGrads { weight: grads.qkv_weight, bias: grads.qkv_bias, adapter: None };
+        input.weight_gradient(dev, d_qkv, branch.normed, of_qkv);
         if let Some(((_, d_weight), d_gate)) = of_gate.filter(|((_, d), _)| !d.is_empty()) {
             dev.submit(Compute, Op::product(d_gate.t(), branch.normed, d_weight));
         }

@@ -5,13 +5,17 @@
 //! Letters: K heads of queries and keys of d elements, and H heads of values of e elements, all of
 //! this rank; n weights of a channel of the convolution; U = 2 K d + H e channels.
 
+use crate::adapter::{self, AdaptedWeight, Adapter, Outputs};
 use crate::branch::{Branch, Scratch};
 use crate::delta_scratch::{DeltaOutputs, DeltaPass, DeltaScratch};
 use crate::delta_shape::DeltaShape;
+use crate::linear::{Linear, LinearGrads};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::sum_over_ranks;
 use crate::shape::DecoderShape;
-use device::{Arena, DeltaHeads, Device, Dtype, Lane::Compute, Op, Plan, Reduction, Tensor};
+use device::{
+    Arena, DeltaHeads, Device, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduction, Tensor,
+};
 use std::ops::Range;
 
 /// Parameters of a gated delta net, or their gradients.
@@ -25,6 +29,9 @@ pub(crate) struct DeltaNet {
     bias: Tensor,        // (H), added to the decays before their softplus
     gain: Tensor,        // (e), of the norm of all heads
     proj: Tensor,        // (C, H e)
+    /// Of all projections of the input.
+    input_adapter: Option<Adapter>,
+    proj_adapter: Option<Adapter>,
 }
 
 /// Activations of the forward pass, for the backward pass.
@@ -141,6 +148,19 @@ const GATES: [&str; 2] = ["delta.b", "delta.a"];
 const OUTPUT_GATE: &str = "delta.z";
 const NORM: &str = "delta.norm";
 const PROJ: &str = "delta.proj";
+/// The weights with the input of the net, and the outputs to which their adapters add.
+const ADAPTED: [AdaptedWeight; 6] = {
+    let [q, k, v] = QKV;
+    let [steps, decays] = GATES;
+    [
+        AdaptedWeight::alone(q),
+        AdaptedWeight::alone(k).with_factor(q),
+        AdaptedWeight::alone(v).with_factor(q),
+        AdaptedWeight::alone(OUTPUT_GATE).with_output(1),
+        AdaptedWeight::alone(steps).with_output(2),
+        AdaptedWeight::alone(decays).with_output(2),
+    ]
+};
 
 impl DeltaNet {
     /// Declares all parameters except the projection back. A rank's rows of queries, keys and
@@ -167,6 +187,10 @@ impl DeltaNet {
         params.add_vector("delta.dt_bias", heads, Split::Rows, Init::Constant(1.0));
         let (name, elements) = (format!("{NORM}.weight"), delta.value_dim);
         params.add_vector(&name, elements, Split::Replicated, Init::Constant(1.0));
+        let rows = [keys, keys, values, values, heads, heads];
+        let weights = ADAPTED.into_iter().zip(rows);
+        let weights: Vec<_> = weights.map(|(weight, rows)| (weight, rows, Split::Rows)).collect();
+        adapter::declare(params, shape, &weights, c);
     }
 
     /// Declares the parameters of the projection back from the heads.
@@ -175,12 +199,17 @@ impl DeltaNet {
         shape: &DecoderShape,
         delta: &DeltaShape,
     ) {
-        let size = (shape.hidden, delta.values_width());
+        let size @ (rows, columns) = (shape.hidden, delta.values_width());
         params.add(&format!("{PROJ}.weight"), size, Split::Columns, shape.residual_init());
+        let proj = AdaptedWeight::alone(PROJ);
+        adapter::declare(params, shape, &[(proj, rows, Split::Columns)], columns);
     }
 
-    pub(crate) fn cut(flat: FlatBuffer<'_>) -> Self {
+    pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, scratch: &Scratch) -> Self {
+        let adapter = |weights: &[_]| Adapter::cut(flat, shape, weights, scratch.adapters);
         Self {
+            input_adapter: adapter(&ADAPTED),
+            proj_adapter: adapter(&[AdaptedWeight::alone(PROJ)]),
             qkv: flat.joined(&QKV, "weight"),
             output_gate: flat.get(OUTPUT_GATE, "weight"),
             gates: flat.joined(&GATES, "weight"),
@@ -236,6 +265,14 @@ impl DeltaNet {
         dev.submit(Compute, Op::product(normed, self.qkv.t(), saved.input));
         dev.submit(Compute, Op::product(normed, self.output_gate.t(), saved.output_gate));
         dev.submit(Compute, Op::product(normed, self.gates.t(), saved.raw_gates));
+        if let Some(adapter) = self.input_adapter {
+            let outputs = [saved.input, saved.output_gate, saved.raw_gates].map(Some);
+            adapter.forward(dev, normed, outputs);
+        }
+    }
+
+    const fn proj(&self) -> Linear {
+        Linear { weight: self.proj, adapter: self.proj_adapter, fp8: None }
     }
 
     /// Computes queries, keys and values x (B T, U) -> y (B T, U) after the convolution.
@@ -252,7 +289,7 @@ impl DeltaNet {
 
     /// Computes the row-parallel projection: `partial` (B T, C), to be summed over the ranks.
     pub(crate) fn proj_forward(&self, dev: &Device, saved: DeltaActivations, partial: Tensor) {
-        dev.submit(Compute, Op::product(saved.outputs.normed, self.proj.t(), partial));
+        self.proj().forward(dev, saved.outputs.normed, partial, Epilogue::None, None);
     }
 
     /// Computes `branch.d_normed` (B T, C) from `branch.d_sum` (B T, C), the gradient of the summed
@@ -286,8 +323,10 @@ impl DeltaNet {
             let (rows, columns) = of.shape();
             branch.scratch.gradient(d, of.len(), number).reshape(rows, columns)
         };
-        dev.submit(Compute, Op::product(d_sum, self.proj, scratch.d_normed));
-        weight_gradient(d_sum, normed, grads.proj);
+        let proj = self.proj();
+        proj.input_gradient(dev, d_sum, scratch.d_normed, Epilogue::None);
+        let (weight, adapter) = (grads.proj, grads.proj_adapter);
+        proj.weight_gradient(dev, d_sum, normed, LinearGrads { weight, bias: None, adapter });
         dev.submit(
             Compute,
             Op::GatedNormBackward {
@@ -332,8 +371,15 @@ impl DeltaNet {
         dev.submit(Compute, Op::product(d_input, self.qkv, d_normed));
         dev.submit(Compute, Op::add_product(d_output_gate, self.output_gate, d_normed));
         dev.submit(Compute, Op::add_product(d_raw_gates, self.gates, d_normed));
+        let d_outputs: Outputs = [d_input, d_output_gate, d_raw_gates].map(Some);
+        if let Some(adapter) = self.input_adapter {
+            adapter.input_gradient(dev, d_outputs, d_normed);
+        }
         let summed = branch.region.start_sum(dev, d_normed);
         dev.wait(Compute, branch.whole);
+        if let Some((adapter, grads)) = self.input_adapter.zip(grads.input_adapter) {
+            adapter.weight_gradient(dev, d_outputs, branch.normed, grads);
+        }
         weight_gradient(d_input, branch.normed, grads.qkv);
         weight_gradient(d_output_gate, branch.normed, grads.output_gate);
         weight_gradient(d_raw_gates, branch.normed, grads.gates);

@@ -72,7 +72,7 @@ mod shared_expert;
 mod shared_gate;
 
 pub use activation_tiers::{ActivationTiers, Tier, TierCounts};
-pub use adapter_shape::{AdapterShape, AdapterTargets, FACTORS};
+pub use adapter_shape::{AdapterShape, AdapterTargets, FACTORS, linears_of_factor};
 pub use decoder::{Decoder, HeadBuckets, SegmentRole};
 pub use delta_shape::DeltaShape;
 pub use frozen_params::{FrozenParams, frozen_unit};

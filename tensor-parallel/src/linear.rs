@@ -126,7 +126,7 @@ impl Linear {
             return self.base_forward(dev, x, y, epilogue, bias);
         };
         self.base_forward(dev, x, y, Epilogue::None, bias);
-        adapter.forward(dev, x, y);
+        adapter.forward(dev, x, [Some(y), None, None]);
         follow(dev, epilogue, x, y);
     }
 
@@ -159,7 +159,7 @@ impl Linear {
             return self.base_input_gradient(dev, d, d_x, epilogue);
         };
         self.base_input_gradient(dev, d, d_x, Epilogue::None);
-        adapter.input_gradient(dev, d, d_x);
+        adapter.input_gradient(dev, [Some(d), None, None], d_x);
         follow(dev, epilogue, d, d_x);
     }
 
@@ -188,7 +188,7 @@ impl Linear {
     pub(crate) fn weight_gradient(self, dev: &Device, d: Tensor, x: Tensor, grads: LinearGrads) {
         let LinearGrads { weight: d_weight, bias, adapter } = grads;
         if let (Some(adapter), Some(grads)) = (self.adapter, adapter) {
-            adapter.weight_gradient(dev, d, x, grads);
+            adapter.weight_gradient(dev, [Some(d), None, None], x, grads);
         }
         let sums = Epilogue::row_sums(bias);
         if d_weight.is_empty() {

@@ -105,7 +105,7 @@ impl Mixer {
         scratch: &Scratch,
     ) -> Self {
         match delta {
-            Some(_) => Self::Delta(DeltaNet::cut(flat)),
+            Some(_) => Self::Delta(DeltaNet::cut(flat, shape, scratch)),
             None => Self::Attention(Attention::cut(flat, shape, scratch)),
         }
     }

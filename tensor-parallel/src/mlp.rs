@@ -1,6 +1,6 @@
 //! The MLP: a column-parallel linear, GELU or a gate (SwiGLU, GEGLU), a row-parallel linear.
 
-use crate::adapter::{self, Adapter};
+use crate::adapter::{self, AdaptedWeight, Adapter};
 use crate::branch::{Branch, Scratch};
 use crate::linear::{Fp8Linear, Linear, LinearGrads};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
@@ -29,9 +29,9 @@ pub(crate) struct Mlp {
 }
 
 /// Names of the linears: of an MLP without a gate, of one with a gate, and of both.
-const FC: [&str; 1] = ["mlp.fc"];
+const FC: &str = "mlp.fc";
 const GATE_UP: [&str; 2] = ["mlp.gate", "mlp.up"];
-const PROJ: [&str; 1] = ["mlp.proj"];
+const PROJ: &str = "mlp.proj";
 
 impl MlpActivations {
     pub(crate) fn plan(
@@ -77,20 +77,22 @@ impl Mlp {
             params.add("mlp.gate.weight", (f, c), Split::Rows, shape.weight_init());
             params.add("mlp.up.weight", (f, c), Split::Rows, shape.weight_init());
             params.add("mlp.proj.weight", (c, f), Split::Columns, shape.residual_init());
-            adapter::declare(params, shape, &GATE_UP.map(|part| (part, f, Split::Rows)), c);
+            let weights = GATE_UP.map(|name| (AdaptedWeight::alone(name), f, Split::Rows));
+            adapter::declare(params, shape, &weights, c);
         } else {
             params.add("mlp.fc.weight", (f, c), Split::Rows, shape.weight_init());
             params.add_vector("mlp.fc.bias", f, Split::Rows, zero);
             params.add("mlp.proj.weight", (c, f), Split::Columns, shape.residual_init());
             params.add_vector("mlp.proj.bias", c, Split::Replicated, zero);
-            adapter::declare(params, shape, &FC.map(|part| (part, f, Split::Rows)), c);
+            adapter::declare(params, shape, &[(AdaptedWeight::alone(FC), f, Split::Rows)], c);
         }
-        adapter::declare(params, shape, &PROJ.map(|part| (part, c, Split::Columns)), f);
+        let proj = AdaptedWeight::alone(PROJ);
+        adapter::declare(params, shape, &[(proj, c, Split::Columns)], f);
     }
 
     pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, scratch: &Scratch) -> Self {
-        let of = |parts: &[&str]| Adapter::cut(flat, shape, parts, scratch.adapters);
-        let proj_adapter = of(&PROJ);
+        let of = |weights: &[_]| Adapter::cut(flat, shape, weights, scratch.adapters);
+        let proj_adapter = of(&[AdaptedWeight::alone(PROJ)]);
         let proj_weight = flat.get("mlp.proj", "weight");
         if shape.architecture.gate.is_some() {
             let fc_weight = flat.joined(&GATE_UP, "weight");
@@ -99,7 +101,7 @@ impl Mlp {
                 fc_bias: None,
                 proj_weight,
                 proj_bias: None,
-                fc_adapter: of(&GATE_UP),
+                fc_adapter: of(&GATE_UP.map(AdaptedWeight::alone)),
                 proj_adapter,
             };
         }
@@ -108,7 +110,7 @@ impl Mlp {
             fc_bias: flat.get_trained("mlp.fc", "bias"),
             proj_weight,
             proj_bias: flat.get_trained("mlp.proj", "bias"),
-            fc_adapter: of(&FC),
+            fc_adapter: of(&[AdaptedWeight::alone(FC)]),
             proj_adapter,
         }
     }

@@ -37,9 +37,9 @@ choice! {
             );
             /// Dropout of the adapters' inputs. onebox has none: 0.
             dropout: f32 = no_dropout();
-            /// The linears that have an adapter. `All`: all of attention and of the MLP; in a model
-            /// with experts, those of attention and `experts.gate_up_proj` and
-            /// `experts.down_proj`. Otherwise a list of their names in transformers, in any order;
+            /// The linears that have an adapter. `All`: all of attention, of gated delta nets and of
+            /// the MLP; in a model with experts, `experts.gate_up_proj` and `experts.down_proj` in
+            /// place of those of the MLP. Otherwise a list of their names in transformers, in any order;
             /// a list of all of them is `All`.
             targets: AdapterTargets = adapter_targets(
                 KeyDefault::Default(AdapterTargets::All).or_peft(&of, |peft| peft.targets.clone()),
@@ -102,6 +102,18 @@ pub const EXPERT_MATRICES: [&str; 2] = ["experts.gate_up_proj", "experts.down_pr
 /// Names of the linears of a layer with experts that may have an adapter.
 const LINEARS_WITH_EXPERTS: [&str; 6] =
     ["q_proj", "k_proj", "v_proj", "o_proj", EXPERT_MATRICES[0], EXPERT_MATRICES[1]];
+/// Names of the linears of a gated delta net in Qwen3.5.
+const DELTA_LINEARS: [&str; 5] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"];
+/// Names of the linears of a model with attention, gated delta nets and MLPs.
+const LINEARS_WITH_DELTA_NETS: [&str; 12] = {
+    let ([q, k, v, o, gate, up, down], [qkv, z, b, a, out]) = (LINEARS, DELTA_LINEARS);
+    [q, k, v, o, qkv, z, b, a, out, gate, up, down]
+};
+/// The same with experts in place of MLPs.
+const LINEARS_WITH_BOTH: [&str; 11] = {
+    let ([q, k, v, o, gate_up, down], [qkv, z, b, a, out]) = (LINEARS_WITH_EXPERTS, DELTA_LINEARS);
+    [q, k, v, o, qkv, z, b, a, out, gate_up, down]
+};
 /// Names of the linears of a layer of GPT-2; both projections back have one name.
 const GPT2_LINEARS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
 
@@ -131,16 +143,19 @@ impl AdapterTargets {
 
 /// The linears of a layer of `model` that may have an adapter.
 pub(super) const fn linears(model: &ModelConfig) -> &'static [&'static str] {
-    match (model.family, &model.experts) {
-        (Family::Gpt2, _) => &GPT2_LINEARS,
-        (Family::Llama, None) => &LINEARS,
-        (Family::Llama, Some(_)) => &LINEARS_WITH_EXPERTS,
+    match (model.family, &model.experts, &model.delta_net) {
+        (Family::Gpt2, ..) => &GPT2_LINEARS,
+        (Family::Llama, None, None) => &LINEARS,
+        (Family::Llama, Some(_), None) => &LINEARS_WITH_EXPERTS,
+        (Family::Llama, None, Some(_)) => &LINEARS_WITH_DELTA_NETS,
+        (Family::Llama, Some(_), Some(_)) => &LINEARS_WITH_BOTH,
     }
 }
 
 /// The linears of a layer of any model.
 fn all_linears() -> impl Iterator<Item = &'static str> + Clone {
-    LINEARS.into_iter().chain(EXPERT_MATRICES).chain(GPT2_LINEARS)
+    let attention = LINEARS_WITH_DELTA_NETS.into_iter();
+    attention.chain(EXPERT_MATRICES).chain(GPT2_LINEARS)
 }
 
 impl Serialize for AdapterTargets {

@@ -81,6 +81,8 @@ impl Checks<'_> {
         let (rank, m) = (*rank, &self.config.model);
         let names = targets.names(m);
         let has = |some: &[&str]| names.iter().any(|name| some.contains(name));
+        let delta = m.delta_net.as_ref();
+        let values = delta.map_or(m.hidden, |delta| delta.value_heads * delta.value_dim);
         let of_experts = m.experts.as_ref().map_or(m.ffn_hidden, |experts| experts.ffn_hidden);
         let sizes = [
             (true, "model.hidden", m.hidden),
@@ -91,6 +93,8 @@ impl Checks<'_> {
                 m.ffn_hidden,
             ),
             (has(&EXPERT_MATRICES), "model.experts.ffn_hidden", of_experts),
+            // Step sizes and decays have a row for each head, and usual ranks are larger.
+            (has(&["in_proj_z", "out_proj"]), "model.delta_net.value_heads", values),
         ];
         let sizes = sizes.into_iter().filter(|(adapted, ..)| *adapted);
         let (key, least) = sizes.map(|(_, key, size)| (key, size)).min_by_key(|(_, size)| *size)?;

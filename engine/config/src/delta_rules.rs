@@ -3,7 +3,7 @@
 use super::checks::{Checks, Clash, Count};
 use super::layer_pattern::DELTA;
 use super::reading::Violation;
-use super::{Adapter, Config, Gate, Precision, ScoreRule};
+use super::{Config, Gate, Precision, ScoreRule};
 
 /// Whether a layer has a gated delta net.
 fn has_delta(config: &Config) -> bool {
@@ -59,18 +59,6 @@ impl Checks<'_> {
             message: "a gated delta net has no attention weights to drop",
             help: "set `model.dropout: 0.0`",
             values: &[("model.dropout", "drops attention weights"), OF_LAYERS],
-        },
-        Clash {
-            has: |c| has_delta(c) && c.adapter != Adapter::None,
-            message: "onebox has no adapters of models with gated delta nets",
-            help: "set `adapter: None`, or use a model without gated delta nets",
-            values: &[("adapter", "adapters"), OF_LAYERS],
-        },
-        Clash {
-            has: |c| c.model.output_gate && c.adapter != Adapter::None,
-            message: "onebox has no adapters of models with a gate of attention's output",
-            help: "set `adapter: None`, or use a model without the gate",
-            values: &[("adapter", "adapters"), OF_OUTPUT],
         },
         Clash {
             has: |c| c.model.output_gate && c.model.qkv_bias,
@@ -134,11 +122,6 @@ mod tests {
             (&[NET], "no layer has the gated delta net"),
             (&[PATTERN, NET, "precision=Fp8"], "no fp8 matmuls of gated delta nets"),
             (&[PATTERN, NET, "model.dropout=0.1"], "no attention weights to drop"),
-            (
-                &[PATTERN, NET, "adapter=Lora(rank: 4, alpha: 4)"],
-                "no adapters of models with gated",
-            ),
-            (&["model.output_gate=true", "adapter=Lora(rank: 4, alpha: 4)"], "with a gate of"),
             (&["model.output_gate=true", "precision=Fp8"], "no fp8 matmul of the gate"),
             (
                 &["model.output_gate=true", "model.qkv_bias=true"],

@@ -162,6 +162,11 @@ pub(crate) fn trained(adapter: &Adapter, model: &ModelConfig) -> TrainedParams {
         down: has(["down_proj", "c_proj"]),
         experts_gate_up: names.contains(&EXPERT_MATRICES[0]),
         experts_down: names.contains(&EXPERT_MATRICES[1]),
+        delta_qkv: names.contains(&"in_proj_qkv"),
+        delta_gate: names.contains(&"in_proj_z"),
+        delta_steps: names.contains(&"in_proj_b"),
+        delta_decays: names.contains(&"in_proj_a"),
+        delta_output: names.contains(&"out_proj"),
     };
     TrainedParams::Adapters(AdapterShape { rank, scale: decimal(alpha) / divisor, targets })
 }

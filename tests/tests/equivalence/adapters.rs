@@ -38,7 +38,7 @@ struct AdapterCase {
 }
 
 /// Three of six ranks share each head of keys and values.
-const MODELS: [AdapterCase; 10] = [
+const MODELS: [AdapterCase; 12] = [
     AdapterCase { name: "llama3", adapter: "rank: 4, alpha: 8", ranks: &[1, 2, 6] },
     AdapterCase {
         name: "qwen2",
@@ -65,6 +65,12 @@ const MODELS: [AdapterCase; 10] = [
     },
     AdapterCase { name: "gpt-oss", adapter: "rank: 2, alpha: 4", ranks: &[1, 2, 6] },
     AdapterCase { name: "glm4-moe", adapter: "rank: 2, alpha: 2", ranks: &[1, 2, 6] },
+    AdapterCase { name: "qwen3-5", adapter: "rank: 2, alpha: 4", ranks: &[1, 2, 6] },
+    AdapterCase {
+        name: "qwen3-5-moe",
+        adapter: "rank: 2, alpha: 3, targets: [\"q_proj\", \"v_proj\", \"in_proj_qkv\", \"in_proj_a\", \"experts.gate_up_proj\", \"experts.down_proj\"]",
+        ranks: &[1, 2, 6],
+    },
 ];
 
 impl AdapterCase {
@@ -74,7 +80,7 @@ impl AdapterCase {
 
     /// Whether layers have experts. The fixture then has no documents.
     fn has_experts(&self) -> bool {
-        ["qwen3-moe", "mixtral", "olmoe", "gpt-oss", "glm4-moe"].contains(&self.name)
+        ["qwen3-moe", "mixtral", "olmoe", "gpt-oss", "glm4-moe", "qwen3-5-moe"].contains(&self.name)
     }
 
     /// Values of the parameter `name`; `prefix` stands before its name in the fixture.
@@ -85,9 +91,17 @@ impl AdapterCase {
             let experts = tensors::experts_of(self.name);
             return experts::factor(fixture, prefix, name, (experts, alternates));
         }
-        let theirs = match self.has_experts() && !is_factor {
-            true => tensors::theirs(self.name, name),
-            false => theirs(self.name, name),
+        let of_parts = self.has_experts() || tensors::has_delta_nets(self.name);
+        let theirs = match (is_factor, of_parts) {
+            (false, true) => tensors::theirs(self.name, name),
+            (true, _) if tensors::has_delta_nets(self.name) => {
+                let (linear, factor) = name.rsplit_once('.').unwrap();
+                let weight = tensors::theirs(self.name, &format!("{linear}.weight"));
+                let module = weight.strip_suffix("weight").unwrap();
+                let factor = factor.replace("lora_a", "lora_A").replace("lora_b", "lora_B");
+                format!("base_model.model.{module}{factor}.weight")
+            }
+            _ => theirs(self.name, name),
         };
         fixture.get(&format!("{prefix}{theirs}")).to_vec()
     }
@@ -109,9 +123,17 @@ fn load(model: &str) -> Fixture {
         }
     }
     tensors::split_stacks(&mut all, model);
+    let is_qwen = tensors::has_delta_nets(model);
+    if is_qwen {
+        tensors::split_qwen(&mut all);
+    }
     let adapters = folder(&format!("peft-{model}-tiny"));
     for name in ["adapter_model.safetensors", "expected.safetensors"] {
         all.add(&std::fs::read(adapters.join(name)).unwrap());
+    }
+    if is_qwen {
+        tensors::split_qwen(&mut all);
+        all.0.retain(|name, _| !name.starts_with("grad.") || !tensors::is_joined_in_qwen(name));
     }
     all
 }

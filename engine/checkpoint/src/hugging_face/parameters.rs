@@ -8,7 +8,7 @@ use crate::{Checkpoint, CheckpointError, TensorState};
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 use std::collections::BTreeMap;
-use tensor_parallel::{Decoder, FACTORS, Param};
+use tensor_parallel::{Decoder, FACTORS, Param, linears_of_factor};
 
 /// The parameters of a model to export, without adapters.
 #[derive(Debug)]
@@ -53,8 +53,8 @@ impl<'a> ModelParameters<'a> {
             let mut factors: BTreeMap<String, [usize; 2]> = BTreeMap::new();
             let trained = decoder.segments().iter().flat_map(|layout| &layout.params);
             for (number, param) in trained.enumerate() {
-                for (which, factor) in FACTORS.into_iter().enumerate() {
-                    for linear in linears_of(&param.name, factor) {
+                for which in 0..FACTORS.len() {
+                    for linear in linears_of_factor(&param.name, which) {
                         factors.entry(linear).or_default()[which] = number;
                     }
                 }
@@ -79,16 +79,6 @@ impl<'a> ModelParameters<'a> {
             merge(&mut values, columns, [&a, &b], *scale);
         }
         Ok(values)
-    }
-}
-
-/// The linears of a factor: `h.0.attn.q` of `h.0.attn.q.lora_a`. Gate and up of an expert have one
-/// first factor.
-fn linears_of(name: &str, factor: &str) -> Vec<String> {
-    let linear = name.strip_suffix(factor).and_then(|name| name.strip_suffix('.'));
-    match linear.and_then(|linear| linear.strip_suffix(".gate_up")) {
-        Some(expert) => ["gate", "up"].map(|part| format!("{expert}.{part}")).to_vec(),
-        None => linear.map(str::to_owned).into_iter().collect(),
     }
 }
 
@@ -131,10 +121,5 @@ mod tests {
         // Two rows of three; rank 2.
         merge(&mut w, 3, [&a, &b], 0.5);
         assert_eq!(w, [1.5, 3.0, 5.0, 4.0, 6.5, 7.5]);
-        assert_eq!(linears_of("h.0.attn.q.lora_a", FACTORS[0]), ["h.0.attn.q"]);
-        assert!(linears_of("h.0.attn.q.lora_a", FACTORS[1]).is_empty());
-        let expert = "h.0.moe.experts.3.gate_up.lora_a";
-        let linears = ["h.0.moe.experts.3.gate", "h.0.moe.experts.3.up"];
-        assert_eq!(linears_of(expert, FACTORS[0]), linears);
     }
 }

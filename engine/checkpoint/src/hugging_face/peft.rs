@@ -101,9 +101,7 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
 
 /// Whether an adapter belongs to a part of a tensor of transformers.
 fn has_fused(tensors: &[PeftTensor<'_>]) -> bool {
-    tensors
-        .iter()
-        .any(|tensor| ["qkv_proj", "gate_up_proj"].iter().any(|fused| tensor.name.contains(fused)))
+    tensors.iter().any(|tensor| FUSED_LINEARS.iter().any(|fused| tensor.name.contains(fused)))
 }
 
 /// Names of the modules that PEFT wraps. The classes of transformers have fused experts; the form of a
@@ -157,8 +155,11 @@ fn write_factors(
 }
 
 /// Reason why a model has no folder of PEFT.
-const FUSED: &str = "the class of the model has q, k and v in one tensor, and gate and up in one; onebox trains an adapter for each of them, \
+const FUSED: &str = "the class of the model has several linears in one tensor, such as q, k and v; onebox trains an adapter for each of them, \
                      and PEFT has no such adapters";
+/// Names of tensors with several linears that have adapters of their own: those of Phi-3, then those of
+/// Qwen3-Next.
+const FUSED_LINEARS: [&str; 4] = ["qkv_proj", "gate_up_proj", "in_proj_qkvz", "in_proj_ba"];
 /// Types of the numbers in a file of factors.
 const TYPES: [&str; 3] = ["F32", "F16", "BF16"];
 

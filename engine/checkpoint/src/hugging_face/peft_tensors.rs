@@ -1,6 +1,8 @@
 //! Tensors of a file of PEFT, and the places of onebox's factors in them.
 
+use super::row_place::{RowPlace, RowRuns};
 use layout::tensor_names::{HEAD, Names};
+use std::collections::BTreeMap;
 use tensor_parallel::{Decoder, FACTORS, Param};
 
 /// Names of the factors in PEFT, in the order of [`FACTORS`].
@@ -29,19 +31,29 @@ pub(super) struct PlacedFactor<'a> {
 }
 
 /// Place of a matrix in a larger one: its element (i, j) is the element (row + `row_step` i, column +
-/// `column_step` j).
+/// `column_step` j). With `runs` its rows are equally long runs, which are equally far apart.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Place {
     row: usize,
     row_step: usize,
     column: usize,
     column_step: usize,
+    runs: Option<RowRuns>,
 }
 
 impl Place {
     /// A matrix whose rows begin at `row`, with the same columns.
     const fn below(row: usize) -> Self {
-        Self { row, row_step: 1, column: 0, column_step: 1 }
+        Self { row, row_step: 1, column: 0, column_step: 1, runs: None }
+    }
+
+    /// Number of the row in the larger matrix of row `i` of the matrix.
+    const fn row(self, i: usize) -> usize {
+        self.row
+            + match self.runs {
+                Some(RowRuns { rows, stride }) => i / rows * stride + i % rows,
+                None => self.row_step * i,
+            }
     }
 }
 
@@ -75,11 +87,30 @@ pub(super) fn tensors(names: Names, decoder: &Decoder) -> Vec<PeftTensor<'_>> {
         .shape()
         .adapters()
         .is_some_and(|adapters| adapters.targets.experts_gate_up && adapters.targets.experts_down);
+    let weights = || decoder.segments().iter().flat_map(|layout| layout.base_params());
+    let rows: BTreeMap<&str, usize> =
+        weights().map(|param| (param.name.as_str(), param.global.0)).collect();
+    let weights: BTreeMap<&str, &Param> =
+        weights().map(|param| (param.name.as_str(), param)).collect();
     let mut all: Vec<PeftTensor<'_>> = Vec::new();
     let params = decoder.segments().iter().flat_map(|layout| &layout.params);
     for (number, param) in params.enumerate() {
         let (name, shape, place) = match ExpertFactor::new(&param.name) {
-            None => (name_of_linear(names, param), param.global, Place::below(0)),
+            None => {
+                let (weight, factor) = weight_of_factor(param);
+                let weight = weights[&*weight];
+                let name = name_of_linear(names, weight, factor);
+                // A second factor has the rows of its weight.
+                let place = RowPlace::of(names, weight, &rows);
+                match factor == PEFT_FACTORS[0] {
+                    true => (name, param.global, Place::below(0)),
+                    false => (
+                        name,
+                        (place.rows, param.global.1),
+                        Place { runs: place.runs, ..Place::below(place.first) },
+                    ),
+                }
+            }
             Some(of) => {
                 let (name, shape, place) = of.placed(names, param, experts, both);
                 (name, shape, place)
@@ -123,30 +154,36 @@ impl ExpertFactor<'_> {
             _ => (0, 1),
         };
         let (row, row_step) = if alternate { (part, parts) } else { (part * rows, 1) };
-        let place = Place { row, row_step, column: self.expert, column_step: experts };
+        let place = Place { row, row_step, column: self.expert, column_step: experts, runs: None };
         (name, (parts * rows, columns * experts), place)
     }
 }
 
-/// Name of a factor of a linear in PEFT's file.
-fn name_of_linear(names: Names, param: &Param) -> String {
+/// Name of the weight of a factor, and the factor's last part in PEFT.
+fn weight_of_factor(param: &Param) -> (String, &'static str) {
     let of_factor = FACTORS.iter().zip(PEFT_FACTORS).find_map(|(ours, theirs)| {
-        let linear = param.name.strip_suffix(ours)?;
-        let weight = names.whole(&format!("{linear}weight"));
-        Some(format!("{PREFIX}{}{theirs}", weight.strip_suffix("weight")?))
+        Some((format!("{}weight", param.name.strip_suffix(ours)?), theirs))
     });
-    assert_ne!(param.name, HEAD, "the output projection has no adapter");
     of_factor.unwrap_or_else(|| unreachable!("{} is a factor of an adapter", param.name))
+}
+
+/// Name in PEFT's file of a factor of the linear with this weight.
+fn name_of_linear(names: Names, weight: &Param, factor: &str) -> String {
+    let theirs = names.whole(&weight.name);
+    assert_ne!(theirs, HEAD, "the output projection has no adapter");
+    let module = theirs.strip_suffix("weight");
+    let module = module.unwrap_or_else(|| unreachable!("{} is a weight", weight.name));
+    format!("{PREFIX}{module}{factor}")
 }
 
 impl PlacedFactor<'_> {
     /// Indices of the factor's elements, in their order, in a tensor with `columns` columns.
     fn elements(&self, columns: usize) -> impl Iterator<Item = usize> {
         let (rows, own) = self.param.global;
-        let Place { row, row_step, column, column_step } = self.place;
+        let Place { column, column_step, .. } = self.place;
         (0..rows * own).map(move |at| {
             let (i, j) = (at / own, at % own);
-            (row + row_step * i) * columns + column + column_step * j
+            self.place.row(i) * columns + column + column_step * j
         })
     }
 

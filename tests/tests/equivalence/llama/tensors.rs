@@ -30,7 +30,7 @@ pub(crate) const CORRECTION: &str = "router.correction";
 const INTERLEAVED: (&str, usize, usize) = ("gpt-oss", 32, 48);
 
 /// Whether layers of `model` have gated delta nets.
-pub(super) fn has_delta_nets(model: &str) -> bool {
+pub(crate) fn has_delta_nets(model: &str) -> bool {
     ["qwen3-5", "qwen3-5-moe", "qwen3-next"].contains(&model)
 }
 
@@ -227,7 +227,7 @@ fn theirs_of_qwen(ours: &str) -> Option<String> {
 }
 
 /// Whether a tensor of a model with gated delta nets holds several parameters of onebox.
-pub(super) fn is_joined_in_qwen(name: &str) -> bool {
+pub(crate) fn is_joined_in_qwen(name: &str) -> bool {
     ["in_proj_qkv", "in_proj_ba", "conv1d", "q_proj"].iter().any(|joined| name.contains(joined))
 }
 
@@ -235,7 +235,7 @@ pub(super) fn is_joined_in_qwen(name: &str) -> bool {
 /// keys and 72 of values, and the queries and gates of 6 heads, which alternate. Projections of a
 /// Qwen3-Next alternate by 6 heads of keys: 8 rows of queries, 8 of keys, 12 of values and 12 of gates of
 /// the output; and 2 of step sizes and 2 of decays.
-fn split_qwen(all: &mut Fixture) {
+pub(crate) fn split_qwen(all: &mut Fixture) {
     let joined: Vec<String> =
         all.0.keys().filter(|name| is_joined_in_qwen(name)).cloned().collect();
     for name in joined {
@@ -243,6 +243,11 @@ fn split_qwen(all: &mut Fixture) {
         let mut add = |joined: &str, part: &str, own: Vec<f64>| {
             all.0.insert(name.replace(joined, part), own);
         };
+        // Parts of one tensor have one first factor, which has the name of the first part.
+        if name.contains("lora_A") {
+            add(if name.contains("q_proj") { "q_proj" } else { "in_proj_qkv" }, "q", values);
+            continue;
+        }
         if name.contains("q_proj") {
             let half = |which: usize| -> Vec<f64> {
                 values.chunks(values.len() / 12).skip(which).step_by(2).flatten().copied().collect()
