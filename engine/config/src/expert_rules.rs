@@ -2,7 +2,7 @@
 
 use super::checks::{Checks, Clash, Count};
 use super::reading::Violation;
-use super::{Adapter, Balance, DeviceConfig, Gate, Precision, ScoreRule};
+use super::{Balance, DeviceConfig, Gate, Precision, ScoreRule};
 use topology::counted;
 
 /// Widths of matmuls of experts on GPUs are multiples of this number.
@@ -25,15 +25,6 @@ impl Checks<'_> {
             message: "onebox does not multiply a balance loss by the loss scale of `Fp16`",
             help: "set `precision: Bf16`, or `model.experts.balance: Off`",
             values: &[("model.experts.balance", "a balance loss"), ("precision", "a loss scale")],
-        },
-        Clash {
-            has: |c| {
-                let experts = c.model.experts.as_ref();
-                c.adapter != Adapter::None && experts.is_some_and(|experts| experts.shared_gate)
-            },
-            message: "onebox has no adapters of models whose shared expert has a gate",
-            help: "set `adapter: None`, or use a model without such a gate",
-            values: &[("adapter", "adapters"), ("model.experts.shared_gate", "a gate")],
         },
         Clash {
             has: |c| c.model.attention_sinks && c.model.experts.is_none(),

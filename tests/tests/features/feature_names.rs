@@ -2,6 +2,8 @@
 
 /// Name of the feature of adapters.
 pub(super) const ADAPTERS: &str = "adapters";
+/// Name of the feature of frozen tensors.
+pub(super) const FROZEN: &str = "frozen tensors";
 /// Name of the feature of gated delta nets.
 pub(super) const DELTA: &str = "gated delta nets";
 /// Experts and a shared expert whose output has a gate, beside gated delta nets: no class of transformers

@@ -1,6 +1,6 @@
 //! Tests of other targets that cover pairs of features.
 
-use super::feature_names::{ADAPTERS, DELTA, GATED, SIGMOID, SINKS};
+use super::feature_names::{ADAPTERS, DELTA, FROZEN, GATED, SIGMOID, SINKS};
 
 /// A test of another target, whose expected values are those of transformers or PyTorch, or slopes
 /// of the loss.
@@ -19,7 +19,67 @@ pub(super) struct NamedTest {
 /// Pairs that tests of other targets cover. `MODELS` there has models with windows, with layers
 /// without rotary positions, with experts of each kind, with sinks of attention, with gated delta nets,
 /// and with gated shared experts beside them.
-pub(super) static TESTS: [NamedTest; 25] = [
+pub(super) static TESTS: [NamedTest; 35] = [
+    NamedTest {
+        pair: [GATED, ADAPTERS],
+        file: "tests/tests/equivalence/adapters.rs",
+        function: "logits_loss_and_every_gradient_are_those_of_peft_on_every_layout",
+        words: ["pass(&shape", "MODELS"],
+    },
+    NamedTest {
+        pair: [ADAPTERS, DELTA],
+        file: "tests/tests/equivalence/adapters.rs",
+        function: "logits_loss_and_every_gradient_are_those_of_peft_on_every_layout",
+        words: ["pass(&shape", "MODELS"],
+    },
+    NamedTest {
+        pair: ["packed documents", FROZEN],
+        file: "tests/tests/equivalence/frozen.rs",
+        function: "ten_adamw_steps_on_documents_beside_frozen_tensors_are_those_of_pytorch",
+        words: ["Packing::Documents", "frozen"],
+    },
+    NamedTest {
+        pair: ["padded documents", FROZEN],
+        file: "tests/tests/equivalence/frozen.rs",
+        function: "ten_adamw_steps_on_documents_beside_frozen_tensors_are_those_of_pytorch",
+        words: ["case.masked", "frozen"],
+    },
+    NamedTest {
+        pair: ["layer kinds", FROZEN],
+        file: "tests/tests/equivalence/frozen.rs",
+        function: "gradients_of_the_other_tensors_are_those_of_transformers_on_every_layout",
+        words: ["pass(&shape", "frozen"],
+    },
+    NamedTest {
+        pair: ["experts", FROZEN],
+        file: "tests/tests/equivalence/frozen.rs",
+        function: "gradients_of_the_other_tensors_are_those_of_transformers_on_every_layout",
+        words: ["pass(&shape", "frozen"],
+    },
+    NamedTest {
+        pair: [SIGMOID, FROZEN],
+        file: "tests/tests/equivalence/frozen.rs",
+        function: "gradients_of_the_other_tensors_are_those_of_transformers_on_every_layout",
+        words: ["pass(&shape", "frozen"],
+    },
+    NamedTest {
+        pair: [SINKS, FROZEN],
+        file: "tests/tests/equivalence/frozen.rs",
+        function: "gradients_of_the_other_tensors_are_those_of_transformers_on_every_layout",
+        words: ["pass(&shape", "frozen"],
+    },
+    NamedTest {
+        pair: [FROZEN, DELTA],
+        file: "tests/tests/equivalence/frozen.rs",
+        function: "gradients_of_the_other_tensors_are_those_of_transformers_on_every_layout",
+        words: ["pass(&shape", "frozen"],
+    },
+    NamedTest {
+        pair: [GATED, FROZEN],
+        file: "tests/tests/equivalence/frozen.rs",
+        function: "gradients_of_the_other_tensors_are_those_of_transformers_on_every_layout",
+        words: ["pass(&shape", "frozen"],
+    },
     NamedTest {
         pair: ["packed documents", "layer kinds"],
         file: "tests/tests/equivalence/llama/packed.rs",

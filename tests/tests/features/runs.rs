@@ -22,8 +22,13 @@ use tests::{RunRecord, lay_out, prose, tiny, try_run_on};
 
 /// Number of tokens of a sample of `TINY`.
 const T: usize = 16;
-/// The key of adapters.
-const ADAPTER: &str = "adapter=";
+/// The keys of which one freezes weights.
+const FREEZING: [&str; 2] = ["adapter=", "optimizer.frozen="];
+
+/// Whether a setting freezes weights.
+fn freezes(set: &str) -> bool {
+    FREEZING.iter().any(|key| set.starts_with(key))
+}
 /// Number of steps of each run.
 const STEPS: u64 = 4;
 
@@ -112,7 +117,7 @@ pub(super) fn run(sets: &[&'static str]) -> Arc<RunResult> {
 
 /// Initial weights of the model of `sets`.
 fn initial(sets: &[&'static str]) -> Weights {
-    let of_model = |set: &&str| set.starts_with("model.") || set.starts_with(ADAPTER);
+    let of_model = |set: &&str| set.starts_with("model.") || freezes(set);
     initial_weights(&sets.iter().copied().filter(of_model).collect::<Vec<_>>())
 }
 
@@ -148,9 +153,9 @@ pub(super) fn assert_late(what: &str, exact: &[&str], late: &[&str]) {
     assert_eq!(late[..3], [exact[0], exact[0], exact[1]], "{what}: {exact:?}");
 }
 
-/// A folder with the weights of a run with `sets` but without adapters, in `folder`.
+/// A folder with the weights of a run with `sets` that freezes nothing, in `folder`.
 fn base_of(sets: &[&str], folder: &Path) -> Arc<PretrainedWeights> {
-    let whole: Vec<&str> = sets.iter().copied().filter(|set| !set.starts_with(ADAPTER)).collect();
+    let whole: Vec<&str> = sets.iter().copied().filter(|set| !freezes(set)).collect();
     let run = folder.join("base-run");
     let config = config_of(&whole, Backend::VirtualGpus);
     let built = lay_out(&config);
@@ -173,7 +178,8 @@ fn base_of(sets: &[&str], folder: &Path) -> Arc<PretrainedWeights> {
         progress: &Silence,
     };
     export(&model, &exported).unwrap();
-    let base = PretrainedWeights::new(Folder::open(&exported).unwrap(), &built.decoder).unwrap();
+    let decoder = lay_out(&config_of(sets, Backend::VirtualGpus)).decoder;
+    let base = PretrainedWeights::new(Folder::open(&exported).unwrap(), &decoder).unwrap();
     base.hash(&Silence).unwrap();
     Arc::new(base)
 }
@@ -186,7 +192,7 @@ pub(super) fn assert_results(what: &str, features: &[&'static Feature], backend:
     sets.push(&saved);
     let run = tempfile::tempdir().unwrap();
     let (mut config, folder) = (config_of(&sets, backend), run.path().join("checkpoints"));
-    let base = sets.iter().any(|set| set.starts_with(ADAPTER)).then(|| {
+    let base = sets.iter().any(|set| freezes(set)).then(|| {
         let base = base_of(&sets, run.path());
         config.model.from = Some(base.path().display().to_string());
         config.model.weights = config::Weights::Pretrained;

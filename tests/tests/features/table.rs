@@ -1,6 +1,6 @@
 //! The features of a run, and how the tests cover each pair of them.
 
-use super::feature_names::{ADAPTERS, DELTA, GATED, SIGMOID, SINKS};
+use super::feature_names::{ADAPTERS, DELTA, FROZEN, GATED, SIGMOID, SINKS};
 use super::named_tests::TESTS;
 use Effect::{Command, Experiment, Library, Order, Place, Rounding};
 use std::collections::BTreeMap;
@@ -70,7 +70,7 @@ const FP8: RunDistance = RunDistance { loss: 3e-2, norm: 9e-2, weights: 2.5e-2 }
 const FP8_OF_ADAPTERS: RunDistance = RunDistance { weights: 7e-2, ..FP8 };
 
 /// All features. The features with the effect `Library` are the last.
-pub(super) static FEATURES: [Feature; 35] = [
+pub(super) static FEATURES: [Feature; 36] = [
     feature("fp16", &["precision=Fp16"], &["loss_scale.initial=1024.0"], Rounding(FP16)),
     feature("bf16", &["precision=Bf16"], &[], Rounding(BF16)),
     feature("fp8", &["precision=Fp8"], &["model.hidden=64"], Rounding(FP8)),
@@ -119,6 +119,15 @@ pub(super) static FEATURES: [Feature; 35] = [
         Experiment,
     ),
     feature(ADAPTERS, &["adapter=Lora(rank: 4, alpha: 4)"], &[], Experiment),
+    // The names are those of GPT-2 and of Llama.
+    feature(
+        FROZEN,
+        &[
+            "optimizer.frozen=[\"w?e.*\", \"embed_tokens.*\", \"h.1.*\", \"layers.1.*\", \"*.2.*layernorm*\", \"*.2.ln_?.*\"]",
+        ],
+        &[],
+        Experiment,
+    ),
     feature(
         DELTA,
         &[
@@ -212,9 +221,9 @@ pub(super) const REFUSALS: &[([&str; 2], &str)] = &[
     ([SIGMOID, DELTA], "no model has scores by sigmoid and gated delta nets"),
     ([SINKS, DELTA], "no model has attention sinks and gated delta nets"),
     (["fp8", GATED], "onebox has no fp8 matmuls of experts"),
-    ([GATED, ADAPTERS], "onebox has no adapters of models whose shared expert has a gate"),
-    ([ADAPTERS, DELTA], "onebox has no adapters of models with gated delta nets"),
     ([ADAPTERS, BLOCKING], "frozen weights have no blocking transfers"),
+    ([FROZEN, BLOCKING], "frozen weights have no blocking transfers"),
+    ([ADAPTERS, FROZEN], "adapters freeze all weights of the model"),
     ([BLOCKING, "activation tiers"], "activations move to the host beside other blocks"),
     (["selective recomputation", "activation tiers"], "no block is recomputed"),
     (["packed documents", CUDNN], "cuDNN does not compute attention within documents"),

@@ -198,14 +198,6 @@ fn experts_are_a_section_or_none() {
         &["there is no shared expert whose output the gate could multiply"],
     );
     refuses(
-        &llama(&[
-            "model.experts=(count: 4, per_token: 2, ffn_hidden: 8, shared_hidden: 8, shared_gate: true)",
-            "adapter=Lora(rank: 4, alpha: 4)",
-        ]),
-        "adapter",
-        &["no adapters of models whose shared expert has a gate"],
-    );
-    refuses(
         &llama(&["model.attention_sinks=true"]),
         "model.attention_sinks",
         &["no model has attention sinks and no experts"],

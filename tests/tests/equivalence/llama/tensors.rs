@@ -236,8 +236,8 @@ pub(crate) fn is_joined_in_qwen(name: &str) -> bool {
 /// Qwen3-Next alternate by 6 heads of keys: 8 rows of queries, 8 of keys, 12 of values and 12 of gates of
 /// the output; and 2 of step sizes and 2 of decays.
 pub(crate) fn split_qwen(all: &mut Fixture) {
-    let joined: Vec<String> =
-        all.0.keys().filter(|name| is_joined_in_qwen(name)).cloned().collect();
+    let is_split = |name: &&String| is_joined_in_qwen(name) && !name.starts_with("merged.");
+    let joined: Vec<String> = all.0.keys().filter(is_split).cloned().collect();
     for name in joined {
         let values = all.0[&name].clone();
         let mut add = |joined: &str, part: &str, own: Vec<f64>| {
