@@ -38,10 +38,10 @@ pub use numerics::view::{BLOCK, Element, View, ViewMut};
 pub use op::lane::{Clock, Event, LANES, Lane, join};
 pub use op::task::{DeviceOp, DeviceTask, HostContext, HostOp, HostTask, KernelArg, KernelCall};
 pub use op::{
-    BalanceGradient, DELTA_CHUNK, DeltaHeads, Dropout, Epilogue, ExpertWeights, FP8_SINCE, Gate,
-    Group, GroupedForm, HeadNorm, HeadNormGrads, Heads, MAXIMA, MOST_CHOICES, MOST_EXPERTS,
-    MOST_TAPS, Mode, Op, PADDING, Reduction, ScoreRule, Scores, SigmoidRule, VocabShard,
-    WIDEST_DELTA_KEY, WidthNorm, expert_sort_scratch,
+    BalanceGradient, ColumnShard, DELTA_CHUNK, DeltaHeads, Dropout, Epilogue, ExpertWeights,
+    FP8_SINCE, Gate, Group, GroupedForm, HeadNorm, HeadNormGrads, Heads, MAXIMA, MOST_CHOICES,
+    MOST_EXPERTS, MOST_TAPS, Mode, Op, PADDING, Reduction, ScoreRule, Scores, SigmoidRule,
+    VocabShard, WIDEST_DELTA_KEY, WidthNorm, expert_sort_scratch,
 };
 pub use ranks::communicator::Communicator;
 pub use ranks::memory::HostPlace;

@@ -7,11 +7,14 @@
 //! cut over the ranks is cut with it: b of a column-parallel linear, a of a row-parallel one. The
 //! other factor is replicated, and each rank computes a part of its gradient, which
 //! [`Block::backward`](crate::block::Block::backward) sums over the ranks.
+//!
+//! In training, dropout of x may stand before a, as in PEFT. Weights with one input have one mask. The
+//! backward pass drops x again, since that is cheaper than its memory.
 
 use crate::adapter_shape::{AdapterShape, FACTORS};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split, TrainedParams};
 use crate::shape::DecoderShape;
-use device::{Arena, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
+use device::{Arena, ColumnShard, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
 
 /// Last parts of the factors' names.
 const A: &str = FACTORS[0];
@@ -64,6 +67,8 @@ impl AdaptedWeight {
 pub(crate) struct AdapterScratch {
     hidden: Tensor,   // (1, F B T r) of at most F factors: s x a'
     d_hidden: Tensor, // (1, F B T r): its gradient, times s
+    /// (1, B T k) of the widest input, if inputs are dropped: x after dropout, or its gradient.
+    dropped: Option<Tensor>,
 }
 
 /// The adapters of weights with one input, or their gradients.
@@ -74,6 +79,9 @@ pub(crate) struct Adapter {
     rank: usize,
     scale: f32,
     scratch: AdapterScratch,
+    dropout: Dropout,
+    /// Number of ranks that have the columns of the input; 1: each rank has all.
+    ranks: usize,
 }
 
 /// The second factor of the adapter of weights with adjacent rows and one a.
@@ -101,6 +109,20 @@ impl AdapterScratch {
     /// Plans the transients, if the model has adapters.
     pub(crate) fn plan(plan: &mut Plan, shape: &DecoderShape) -> Option<Self> {
         let adapters = shape.adapters()?;
+        let targets = adapters.targets;
+        let delta = shape.delta.map_or(0, |delta| delta.values_width());
+        let widths = [
+            (true, shape.hidden),
+            (targets.output, shape.heads_width()),
+            (targets.down, shape.ffn_hidden / shape.tp_size),
+            (targets.delta_output, delta / shape.tp_size),
+        ];
+        let widest = widths.into_iter().filter(|(adapted, _)| *adapted).map(|(_, width)| width);
+        let widest = widest.fold(0, usize::max);
+        let dropped = (adapters.dropout > 0.0).then(|| {
+            let (at, size) = ((Arena::Device, "transients"), (1, shape.tokens() * widest));
+            plan.tensor(at, "adapter_input", shape.dtype, size)
+        });
         let mut one = |name: &str| {
             let factors = match shape.delta {
                 Some(_) => MOST_FACTORS_OF_DELTA_NETS,
@@ -109,7 +131,7 @@ impl AdapterScratch {
             let size = (1, factors * shape.tokens() * adapters.rank);
             plan.tensor((Arena::Device, "transients"), name, shape.dtype, size)
         };
-        Some(Self { hidden: one("adapter"), d_hidden: one("d_adapter") })
+        Some(Self { hidden: one("adapter"), d_hidden: one("d_adapter"), dropped })
     }
 }
 
@@ -181,7 +203,7 @@ impl Adapter {
         weights: &[AdaptedWeight],
         scratch: Option<AdapterScratch>,
     ) -> Option<Self> {
-        let (AdapterShape { rank, scale, targets }, scratch) = shape.adapters().zip(scratch)?;
+        let (AdapterShape { rank, scale, targets, .. }, scratch) = shape.adapters().zip(scratch)?;
         let (mut factors, mut cut) = ([""; MOST_FACTORS_OF_DELTA_NETS], [None; MOST_PARTS]);
         let (mut count, mut parts, mut columns) = (0, 0, [0; MOST_OUTPUTS]);
         for joined in
@@ -208,7 +230,37 @@ impl Adapter {
             return None;
         }
         let a = params.joined(&factors[..count], A);
-        Some(Self { a, parts: cut, rank, scale: scale as f32, scratch })
+        let ranks = if params.is_split_by_columns(factors[0], A) { shape.tp_size } else { 1 };
+        let (scale, dropout) = (scale as f32, Dropout::NONE);
+        Some(Self { a, parts: cut, rank, scale, scratch, dropout, ranks })
+    }
+
+    /// The adapters in a pass that drops their inputs.
+    pub(crate) fn with_dropout(self, dropout: Dropout) -> Self {
+        Self { dropout, ..self }
+    }
+
+    /// The columns of this rank, which are those of an input of `k` columns.
+    fn columns_of_rank(&self, dev: &Device, k: usize) -> ColumnShard {
+        match self.ranks {
+            1 => ColumnShard { first: 0, all: k },
+            ranks => ColumnShard { first: dev.rank().tp * k, all: ranks * k },
+        }
+    }
+
+    /// A transient for an input with `shape`, if the pass drops inputs.
+    fn dropped(&self, (rows, k): (usize, usize)) -> Option<Tensor> {
+        let whole = self.scratch.dropped.filter(|_| self.dropout.p > 0.0)?;
+        Some(whole.slice(0..rows * k).reshape(rows, k))
+    }
+
+    /// Computes the input of the factors a from x (rows, k): x itself, or x after dropout.
+    #[track_caller]
+    fn input(&self, dev: &Device, x: Tensor) -> Tensor {
+        let Some(y) = self.dropped(x.shape()) else { return x };
+        let columns = self.columns_of_rank(dev, x.shape().1);
+        dev.submit(Compute, Op::ColumnDropout { x, y, add: false, dropout: self.dropout, columns });
+        y
     }
 
     /// The parts. Their numbers begin at 0, and each new number is the next one.
@@ -238,7 +290,7 @@ impl Adapter {
     /// Computes y += s (x a') b' for the outputs y (rows, n) of x (rows, k).
     #[track_caller]
     pub(crate) fn forward(&self, dev: &Device, x: Tensor, outputs: Outputs) {
-        let hidden = self.hidden(dev, x);
+        let hidden = self.hidden(dev, self.input(dev, x));
         for part in self.parts() {
             let of_factor = self.columns(hidden, part.number);
             dev.submit(Compute, Op::add_product(of_factor, part.b.t(), part.of(outputs)));
@@ -260,13 +312,21 @@ impl Adapter {
             written += usize::from(is_new);
             dev.submit(Compute, op);
         }
-        dev.submit(Compute, Op::add_product(scaled(dev, d_hidden, self.scale), self.a, d_x));
+        let d_hidden = scaled(dev, d_hidden, self.scale);
+        let Some(d_dropped) = self.dropped(d_x.shape()) else {
+            return dev.submit(Compute, Op::add_product(d_hidden, self.a, d_x));
+        };
+        dev.submit(Compute, Op::product(d_hidden, self.a, d_dropped));
+        let (add, columns) = (true, self.columns_of_rank(dev, d_x.shape().1));
+        let (x, y, dropout) = (d_dropped, d_x, self.dropout);
+        dev.submit(Compute, Op::ColumnDropout { x, y, add, dropout, columns });
     }
 
     /// Computes the gradients of a and b from the gradients d (rows, n) of outputs, and x (rows, k).
     /// Computes x a' again, since that is cheaper than its memory.
     #[track_caller]
     pub(crate) fn weight_gradient(&self, dev: &Device, d: Outputs, x: Tensor, grads: Self) {
+        let x = self.input(dev, x);
         let hidden = self.hidden(dev, x);
         for part in grads.parts() {
             let of_factor = self.columns(hidden, part.number);

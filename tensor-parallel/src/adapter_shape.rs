@@ -9,6 +9,8 @@ pub struct AdapterShape {
     pub scale: f64,
     /// The linears that have an adapter.
     pub targets: AdapterTargets,
+    /// Probability of dropping an element of an adapter's input in training, in [0, 1).
+    pub dropout: f32,
 }
 
 /// The linears of a block that have an adapter.

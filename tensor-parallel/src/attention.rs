@@ -225,6 +225,16 @@ impl Attention {
         adapter::declare(params, shape, &[(proj, c, Split::Columns)], q);
     }
 
+    /// The parameters in a pass that drops the inputs of adapters: that of attention, then that of the
+    /// projection back.
+    pub(crate) fn with_dropout(self, [input, proj]: [Dropout; 2]) -> Self {
+        Self {
+            input_adapter: self.input_adapter.map(|adapter| adapter.with_dropout(input)),
+            proj_adapter: self.proj_adapter.map(|adapter| adapter.with_dropout(proj)),
+            ..self
+        }
+    }
+
     pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, scratch: &Scratch) -> Self {
         let architecture = &shape.architecture;
         let of = |weights: &[_]| Adapter::cut(flat, shape, weights, scratch.adapters);

@@ -100,6 +100,9 @@ impl BranchNorms {
 const ATTENTION_WEIGHTS: u64 = 0;
 const ATTENTION_OUTPUT: u64 = 1;
 const MLP_OUTPUT: u64 = 2;
+/// Dropout sites of the inputs of adapters: of each branch, the first of its linears and the projection back.
+const ATTENTION_ADAPTERS: [u64; 2] = [3, 4];
+const MLP_ADAPTERS: [u64; 2] = [5, 6];
 
 /// Layout of a block's parameters, which its parts declare in the order of the forward pass.
 pub(crate) fn layout(shape: &DecoderShape, layer: usize, align: usize) -> SegmentLayout {
@@ -135,6 +138,19 @@ impl BlockParams {
             attention: Mixer::cut(flat, shape, shape.delta_of(layer), scratch),
             mlp_norms: BranchNorms::cut(flat, NORMS[1], shape),
             mlp: MlpLayer::cut(flat, shape, shape.experts_of(layer), scratch),
+        }
+    }
+}
+
+impl BlockParams {
+    /// The parameters in the pass of a micro-batch, which may drop the inputs of adapters.
+    fn in_pass(self, shape: &DecoderShape, pass: &MicrobatchContext, layer: usize) -> Self {
+        let of =
+            |sites: [u64; 2]| sites.map(|site| pass.adapter_dropout(shape, layer as u64 + 1, site));
+        Self {
+            attention: self.attention.with_dropout(of(ATTENTION_ADAPTERS)),
+            mlp: self.mlp.with_dropout(of(MLP_ADAPTERS)),
+            ..self
         }
     }
 }
@@ -182,7 +198,7 @@ impl Block {
         y: Tensor,
     ) {
         let (s, dropout) = (self.saved(pass), self.row_dropout(dev, shape, pass, MLP_OUTPUT));
-        let mlp = self.mlp(shape, s, pass.slot);
+        let mlp = self.mlp(self.in_pass(shape, pass), shape, s, pass.slot);
         self.forward_to_h(dev, shape, pass, x);
         self.forward_to_mlp(dev, shape, s, mlp, true);
         if pass.training {
@@ -193,9 +209,15 @@ impl Block {
     }
 
     /// Computes the projection back from the heads, summed over the ranks: (rows, C).
-    fn attention_sum(&self, dev: &Device, shape: &DecoderShape, s: &BlockActivations) -> Tensor {
+    fn attention_sum(
+        &self,
+        attention: &Mixer,
+        dev: &Device,
+        shape: &DecoderShape,
+        s: &BlockActivations,
+    ) -> Tensor {
         let partial = self.scratch.partial.rows(0..s.attention.heads.tokens());
-        self.params.attention.proj_forward(dev, s.attention.heads, partial);
+        attention.proj_forward(dev, s.attention.heads, partial);
         shape.region().sum(dev, partial)
     }
 
@@ -206,9 +228,20 @@ impl Block {
         shape.region().sum(dev, partial)
     }
 
-    /// The MLP or the experts in the pass of a micro-batch in slot `slot`.
-    fn mlp(&self, shape: &DecoderShape, s: &BlockActivations, slot: usize) -> AppliedMlpLayer {
-        match (self.params.mlp, s.mlp.inner, shape.experts, shape.architecture.gate) {
+    /// The parameters in the pass of a micro-batch.
+    fn in_pass(&self, shape: &DecoderShape, pass: &MicrobatchContext) -> BlockParams {
+        self.params.in_pass(shape, pass, self.layer)
+    }
+
+    /// The MLP or the experts of `params` in the pass of a micro-batch in slot `slot`.
+    fn mlp(
+        &self,
+        params: BlockParams,
+        shape: &DecoderShape,
+        s: &BlockActivations,
+        slot: usize,
+    ) -> AppliedMlpLayer {
+        match (params.mlp, s.mlp.inner, shape.experts, shape.architecture.gate) {
             (MlpLayer::Dense(mlp), MlpLayerActivations::Dense(saved), ..) => {
                 AppliedMlpLayer::Dense(mlp, saved)
             }
@@ -277,12 +310,12 @@ impl Block {
         pass: &MicrobatchContext,
         x: Tensor,
     ) {
-        let (p, s) = (&self.params, self.saved(pass));
+        let (p, s) = (self.in_pass(shape, pass), self.saved(pass));
         let context = self.context(dev, shape, pass);
         let input = self.attention_input(x, s).forward(dev, shape.region());
         p.attention.heads_forward(dev, shape, input, s.attention.heads, context);
         let dropout = self.row_dropout(dev, shape, pass, ATTENTION_OUTPUT);
-        let summed = self.attention_sum(dev, shape, s);
+        let summed = self.attention_sum(&p.attention, dev, shape, s);
         self.leave_branch(dev, shape, summed, self.attention_end(x, s, dropout), s.attention.h);
     }
 
@@ -327,10 +360,10 @@ impl Block {
         let (p, region) = (&self.params, shape.region());
         let rows = x.shape().0;
         let s = self.saved[0].first(rows, shape);
-        let mlp = self.mlp(shape, &s, 0).first(rows);
+        let mlp = self.mlp(*p, shape, &s, 0).first(rows);
         let input = self.attention_input(x, &s).forward(dev, region);
         p.attention.extend(dev, shape, input, s.attention.heads, extension);
-        let summed = self.attention_sum(dev, shape, &s);
+        let summed = self.attention_sum(&p.attention, dev, shape, &s);
         let end = self.attention_end(x, &s, Dropout::NONE);
         self.leave_branch(dev, shape, summed, end, s.attention.h);
         self.forward_to_mlp(dev, shape, &s, mlp, true);
@@ -349,11 +382,11 @@ impl Block {
         d: Tensor,
         bucket: Tensor,
     ) {
-        let (p, s, region) = (&self.params, self.saved(pass), shape.region());
+        let (p, s, region) = (self.in_pass(shape, pass), self.saved(pass), shape.region());
         let of_bucket = self.layout.of_gradients(bucket);
         let grads = BlockParams::cut(of_bucket, shape, self.layer, &self.scratch);
         let norms_of = |norms: BranchNorms| norms.with_transients(&self.scratch, shape);
-        let mlp = self.mlp(shape, s, pass.slot);
+        let mlp = self.mlp(p, shape, s, pass.slot);
         let is_recomputed = |branch| shape.tier(branch, self.layer) == Tier::Recomputed;
         if is_recomputed(BranchKind::Attention) {
             self.forward_to_h(dev, shape, pass, x);

@@ -14,7 +14,7 @@ use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::sum_over_ranks;
 use crate::shape::DecoderShape;
 use device::{
-    Arena, DeltaHeads, Device, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduction, Tensor,
+    Arena, DeltaHeads, Device, Dropout, Dtype, Epilogue, Lane::Compute, Op, Plan, Reduction, Tensor,
 };
 use std::ops::Range;
 
@@ -203,6 +203,16 @@ impl DeltaNet {
         params.add(&format!("{PROJ}.weight"), size, Split::Columns, shape.residual_init());
         let proj = AdaptedWeight::alone(PROJ);
         adapter::declare(params, shape, &[(proj, rows, Split::Columns)], columns);
+    }
+
+    /// The parameters in a pass that drops the inputs of adapters: that of the net, then that of the
+    /// projection back.
+    pub(crate) fn with_dropout(self, [input, proj]: [Dropout; 2]) -> Self {
+        Self {
+            input_adapter: self.input_adapter.map(|adapter| adapter.with_dropout(input)),
+            proj_adapter: self.proj_adapter.map(|adapter| adapter.with_dropout(proj)),
+            ..self
+        }
     }
 
     pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, scratch: &Scratch) -> Self {

@@ -106,7 +106,8 @@ impl ExpertAdapter {
         experts: &ExpertsShape,
         scratch: Option<ExpertAdapterScratch>,
     ) -> [Option<Self>; 2] {
-        let Some((AdapterShape { rank, scale, targets }, scratch)) = shape.adapters().zip(scratch)
+        let Some((AdapterShape { rank, scale, targets, .. }, scratch)) =
+            shape.adapters().zip(scratch)
         else {
             return [None, None];
         };

@@ -7,7 +7,7 @@ use crate::delta_shape::DeltaShape;
 use crate::kv_cache::Extension;
 use crate::params::{FlatBuffer, ParamDeclarations};
 use crate::shape::DecoderShape;
-use device::{Device, Event, Plan, Tensor};
+use device::{Device, Dropout, Event, Plan, Tensor};
 
 /// Parameters of the branch, or their gradients.
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +107,15 @@ impl Mixer {
         match delta {
             Some(_) => Self::Delta(DeltaNet::cut(flat, shape, scratch)),
             None => Self::Attention(Attention::cut(flat, shape, scratch)),
+        }
+    }
+
+    /// The parameters in a pass that drops the inputs of adapters: that of the branch, then that of the
+    /// projection back.
+    pub(crate) fn with_dropout(self, dropout: [Dropout; 2]) -> Self {
+        match self {
+            Self::Attention(own) => Self::Attention(own.with_dropout(dropout)),
+            Self::Delta(own) => Self::Delta(own.with_dropout(dropout)),
         }
     }
 

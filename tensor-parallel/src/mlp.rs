@@ -6,7 +6,7 @@ use crate::linear::{Fp8Linear, Linear, LinearGrads};
 use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
 use crate::region::Region;
 use crate::shape::DecoderShape;
-use device::{Arena, Device, Epilogue, Lane::Compute, Op, Plan, Tensor};
+use device::{Arena, Device, Dropout, Epilogue, Lane::Compute, Op, Plan, Tensor};
 
 /// Activations of the forward pass, for the backward pass.
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +88,16 @@ impl Mlp {
         }
         let proj = AdaptedWeight::alone(PROJ);
         adapter::declare(params, shape, &[(proj, c, Split::Columns)], f);
+    }
+
+    /// The parameters in a pass that drops the inputs of adapters: that of the MLP, then that of the
+    /// projection back.
+    pub(crate) fn with_dropout(self, [input, proj]: [Dropout; 2]) -> Self {
+        Self {
+            fc_adapter: self.fc_adapter.map(|adapter| adapter.with_dropout(input)),
+            proj_adapter: self.proj_adapter.map(|adapter| adapter.with_dropout(proj)),
+            ..self
+        }
     }
 
     pub(crate) fn cut(flat: FlatBuffer<'_>, shape: &DecoderShape, scratch: &Scratch) -> Self {

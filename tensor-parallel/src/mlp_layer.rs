@@ -5,7 +5,7 @@ use crate::experts::{AppliedExperts, Experts, ExpertsActivations};
 use crate::mlp::{Mlp, MlpActivations};
 use crate::params::FlatBuffer;
 use crate::shape::{DecoderShape, ExpertsShape};
-use device::{Device, Plan, Tensor};
+use device::{Device, Dropout, Plan, Tensor};
 
 /// Parameters of the branch, or their gradients.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +48,14 @@ impl MlpLayer {
         match experts {
             Some(experts) => Self::Sparse(Experts::cut(flat, shape, &experts, scratch)),
             None => Self::Dense(Mlp::cut(flat, shape, scratch)),
+        }
+    }
+
+    /// The parameters in a pass that drops the inputs of adapters. Adapters of experts drop nothing.
+    pub(crate) fn with_dropout(self, dropout: [Dropout; 2]) -> Self {
+        match self {
+            Self::Dense(mlp) => Self::Dense(mlp.with_dropout(dropout)),
+            Self::Sparse(_) => self,
         }
     }
 

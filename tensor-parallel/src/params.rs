@@ -363,6 +363,11 @@ impl FlatBuffer<'_> {
         self.param_of(part, "weight").local.0
     }
 
+    /// Whether the ranks have the columns of the matrix with the name `part.own`.
+    pub(crate) fn is_split_by_columns(self, part: &str, own: &str) -> bool {
+        self.param_of(part, own).split == Split::Columns
+    }
+
     /// As [`get`](Self::get), but `None` for the gradient of a frozen parameter.
     pub(crate) fn get_trained(self, part: &str, own: &str) -> Option<Tensor> {
         Some(self.get(part, own)).filter(|tensor| !tensor.is_empty())
@@ -567,7 +572,8 @@ mod tests {
     #[test]
     fn frozen_parameters_follow_the_trained_ones_and_their_gradients_have_no_elements() {
         let targets = AdapterTargets::ALL;
-        let trained = TrainedParams::Adapters(AdapterShape { rank: 4, scale: 1.0, targets });
+        let trained =
+            TrainedParams::Adapters(AdapterShape { rank: 4, scale: 1.0, targets, dropout: 0.0 });
         let segment = laid_out_with(1, &trained, |p| {
             p.add_vector("norm.weight", 8, Split::Replicated, Init::Constant(1.0));
             p.add("up.weight", (16, 8), Split::Rows, Init::Normal(0.02));

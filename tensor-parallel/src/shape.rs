@@ -471,6 +471,15 @@ pub struct MicrobatchContext {
 }
 
 impl MicrobatchContext {
+    /// Dropout of the inputs of adapters, whose rows are all tokens of the micro-batch.
+    pub(crate) fn adapter_dropout(&self, shape: &DecoderShape, layer: u64, site: u64) -> Dropout {
+        let p = shape.adapters().map_or(0.0, |adapters| adapters.dropout);
+        Dropout {
+            p: if self.training { p } else { 0.0 },
+            ..self.dropout(shape, layer, site, self.first_token)
+        }
+    }
+
     pub(crate) fn dropout(
         &self,
         shape: &DecoderShape,

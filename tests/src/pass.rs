@@ -169,7 +169,7 @@ impl Handles {
         let counted = given.targets.iter().filter(|target| **target >= 0.0).count();
         let pass = MicrobatchContext {
             dropout_key: 0,
-            first_token: 0,
+            first_token: (rank.dp * shape.tokens()) as u64,
             training: true,
             starts,
             targets: batch.targets,

@@ -123,6 +123,9 @@ impl Op {
                 all(&[(Read, x), (Read, residual), (Write, y)]);
                 bias.into_iter().for_each(|bias| all(&[(Read, bias)]));
             }
+            Self::ColumnDropout { x, y, add, .. } => {
+                all(&[(Read, x), (if add { Update } else { Write }, y)]);
+            }
             Self::Dropout { x, y, .. } if x == y => all(&[(Update, x)]),
             Self::Dropout { x, y, .. } | Self::RowMax { x, y, .. } => all(&[(Read, x), (Write, y)]),
             Self::CapLogits { logits, .. } => all(&[(Update, logits)]),

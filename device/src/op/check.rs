@@ -1,7 +1,9 @@
 //! Checks an op independently of other ops: its lane, shapes and types.
 
 use crate::op::{Family, MAXIMA, Product};
-use crate::{Arena, Dtype, Epilogue, Gate, HeadNorm, Heads, Lane, Op, Scores, Tensor, WidthNorm};
+use crate::{
+    Arena, ColumnShard, Dtype, Epilogue, Gate, HeadNorm, Heads, Lane, Op, Scores, Tensor, WidthNorm,
+};
 
 impl Op {
     /// The lanes that accept this op.
@@ -182,6 +184,9 @@ impl Op {
                 same(x.len(), y.len()),
                 bias.map_or(Ok(()), |bias| same(bias.len(), x.shape().1)),
             ]),
+            Self::ColumnDropout { x, y, columns: ColumnShard { first, all }, .. } => {
+                all_of(&[same(x.len(), y.len()), at_most(first + x.shape().1, all)])
+            }
             Self::Gelu { x, y } | Self::Dropout { x, y, .. } | Self::Cast { x, y } => {
                 same(x.len(), y.len())
             }

@@ -80,6 +80,7 @@ impl Op {
             | Self::ColumnSum { .. }
             | Self::BiasDropoutAdd { .. }
             | Self::Dropout { .. }
+            | Self::ColumnDropout { .. }
             | Self::Add { .. }
             | Self::Cast { .. }
             | Self::Zero { .. } => Family::Elementwise,

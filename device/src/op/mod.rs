@@ -71,6 +71,15 @@ impl Dropout {
     pub const NONE: Self = Self { p: 0.0, key: 0, first_row: 0 };
 }
 
+/// The columns of a tensor that a rank holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ColumnShard {
+    /// Global number of the first column.
+    pub first: usize,
+    /// Number of columns of all ranks.
+    pub all: usize,
+}
+
 /// The activation of a gate.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Gate {
@@ -288,6 +297,9 @@ pub enum Op {
     },
     /// y = scale dropout(x). x and y may be the same. The backward pass is the same op on gradients.
     Dropout { x: Tensor, y: Tensor, dropout: Dropout, scale: f32 },
+    /// y (rows, n) = dropout(x), or with `add` y += dropout(x), of the n columns `columns` of a wider
+    /// tensor. It drops the elements that dropout of the whole tensor drops.
+    ColumnDropout { x: Tensor, y: Tensor, add: bool, dropout: Dropout, columns: ColumnShard },
     /// logits = z, where z = scale logits; with a cap c, logits = c tanh(z / c). In place.
     CapLogits { logits: Tensor, scale: f32, cap: Option<f32> },
     /// y (rows) F32 = maximum over the valid columns of x (rows, V/tp).

@@ -43,6 +43,7 @@ impl Op {
             Self::LastColumns { .. } => "last_columns",
             Self::BiasDropoutAdd { .. } => "bias_dropout_add",
             Self::Dropout { .. } => "dropout",
+            Self::ColumnDropout { .. } => "column_dropout",
             Self::CapLogits { .. } => "cap_logits",
             Self::RowMax { .. } => "row_max",
             Self::CrossEntropyStats { .. } => "cross_entropy_stats",

@@ -3,7 +3,7 @@
 use super::declare::choice;
 use super::reading::{
     Complaint, ConfigReader, Declaration, Interval, KeyDefault, Node, NodeKind, ParseResult,
-    Section, float_text, is_name, nearest, quoted, ticked,
+    Section, is_name, nearest, quoted, ticked,
 };
 use super::{Family, ModelConfig};
 use files::foreign_text::foreign;
@@ -35,8 +35,13 @@ choice! {
             rank_stabilized: bool = flag(
                 KeyDefault::Default(false).or_peft(&of, |peft| peft.rank_stabilized)
             );
-            /// Dropout of the adapters' inputs. onebox has none: 0.
-            dropout: f32 = no_dropout();
+            /// Probability with which dropout sets an element of an adapter's input to zero. Weights
+            /// with one input, such as q, k and v, have one mask. Adapters of experts have no dropout,
+            /// as in PEFT.
+            dropout: f32 = float(
+                Interval::below(0.0, 1.0),
+                KeyDefault::Default(0.0).or_peft(&of, |peft| peft.dropout)
+            );
             /// The linears that have an adapter. `All`: all of attention, of gated delta nets and of
             /// the MLP; in a model with experts, `experts.gate_up_proj` and `experts.down_proj` in
             /// place of those of the MLP. Otherwise a list of their names in transformers, in any order;
@@ -56,6 +61,7 @@ pub(super) struct PeftSettings {
     pub(super) alpha: f32,
     pub(super) rank_stabilized: bool,
     pub(super) targets: AdapterTargets,
+    pub(super) dropout: f32,
     /// Source of the settings, in words.
     pub(super) source: &'static str,
 }
@@ -193,22 +199,6 @@ impl Section<'_, '_> {
         let values = "`All`, or a list of names";
         self.leaf(key, or, values.into(), super::in_line, |reader, node| {
             targets(reader, node, linears)
-        })
-    }
-
-    /// Reads the dropout of adapters, which is 0: onebox has none.
-    fn no_dropout(&mut self, key: Declaration) -> f32 {
-        self.leaf(key, KeyDefault::Default(0.0), "0".into(), float_text, |reader, node| match &node
-            .kind
-        {
-            NodeKind::Word(word) if word.parse() == Ok(0.0_f32) => Ok(0.0),
-            _ => Err(Complaint {
-                message: format!(
-                    "onebox has no dropout of adapters: expected 0, found {}",
-                    reader.item(node).found()
-                ),
-                help: "leave `dropout` out: adapters then train without it".into(),
-            }),
         })
     }
 }

@@ -56,6 +56,18 @@ impl Checks<'_> {
             help: "leave `optimizer.frozen` out; `adapter.targets` says which linears have an adapter",
             values: &[FROZEN, ("adapter", "adapters")],
         },
+        Clash {
+            has: |c| match &c.adapter {
+                Adapter::Lora { dropout, targets, .. } => {
+                    let names = targets.names(&c.model);
+                    *dropout > 0.0 && names.iter().any(|name| EXPERT_MATRICES.contains(name))
+                }
+                Adapter::None => false,
+            },
+            message: "adapters of experts have no dropout, as in PEFT",
+            help: "leave `adapter.dropout` out, or set `adapter.targets` to linears of attention, such as `[\"q_proj\", \"v_proj\"]`",
+            values: &[("adapter.dropout", "dropout"), ("adapter.targets", "matrices of experts")],
+        },
     ];
 
     /// Requires that the model has the linears with adapters.

@@ -43,14 +43,12 @@ const MERGE: &str = "merge the adapters into their base with `model.merge_and_un
 const DAMAGED: &str =
     "correct adapter_config.json, or take that of `PeftModel.save_pretrained` again";
 
-/// Settings, base and dropout of the adapters in a folder of PEFT.
+/// Settings and base of the adapters in a folder of PEFT.
 #[derive(Debug, PartialEq)]
 struct PeftConfig {
     settings: PeftSettings,
     /// Name or folder of the model over which the adapters were trained; empty if it has none.
     base: String,
-    /// Dropout with which the adapters were trained.
-    dropout: f64,
 }
 
 impl Section<'_, '_> {
@@ -61,13 +59,13 @@ impl Section<'_, '_> {
             return None;
         }
         let path = self.named_path("adapter", "from")?;
-        if let Some(Adapter::Lora { rank, alpha, rank_stabilized, targets, .. }) =
+        if let Some(Adapter::Lora { rank, alpha, rank_stabilized, targets, dropout, .. }) =
             adapter_of_run(self.reader)
         {
             let source = "that of the run";
-            return Some(PeftSettings { rank, alpha, rank_stabilized, targets, source });
+            return Some(PeftSettings { rank, alpha, rank_stabilized, targets, dropout, source });
         }
-        let PeftConfig { settings, base, dropout } = of_folder(self.reader, "adapter.from", &path)?;
+        let PeftConfig { settings, base } = of_folder(self.reader, "adapter.from", &path)?;
         let from = model.pretrained().unwrap_or_default();
         if [&*base, from].iter().all(|name| !name.is_empty()) && last_name(&base) != last_name(from)
         {
@@ -76,12 +74,6 @@ impl Section<'_, '_> {
                 foreign(&path),
                 foreign(&base),
                 foreign(from)
-            ));
-        }
-        if dropout != 0.0 {
-            self.reader.warnings.push(format!(
-                "adapter.from: the adapters of {} were trained with `lora_dropout` {dropout}, and here they train without dropout",
-                foreign(&path)
             ));
         }
         Some(settings)
@@ -112,9 +104,15 @@ fn of_folder(reader: &mut ConfigReader, key: &str, path: &str) -> Option<PeftCon
             reader.mark_bad(key);
             // The keys of the folder are then invalid, too.
             let (alpha, targets, source) = (32.0, AdapterTargets::All, CONFIG_OF_ADAPTER);
-            let settings =
-                PeftSettings { rank: 16, alpha, rank_stabilized: false, targets, source };
-            Some(PeftConfig { settings, base: String::new(), dropout: 0.0 })
+            let settings = PeftSettings {
+                rank: 16,
+                alpha,
+                rank_stabilized: false,
+                targets,
+                dropout: 0.0,
+                source,
+            };
+            Some(PeftConfig { settings, base: String::new() })
         }
     }
 }
@@ -148,8 +146,9 @@ fn settings(text: &str) -> Result<PeftConfig, Complaint> {
             return Err(refused(message, MERGE));
         }
     }
-    let dropout = get("lora_dropout").map_or(Some(0.0), Value::as_f64);
-    let dropout = dropout.ok_or_else(|| wrong("lora_dropout", "a number"))?;
+    let dropout = get("lora_dropout").map_or(Some(0.0), Value::as_f64).map(|p| p as f32);
+    let dropout = dropout.filter(|p| (0.0..1.0).contains(p));
+    let dropout = dropout.ok_or_else(|| wrong("lora_dropout", "a number from 0 to less than 1"))?;
     let rank = get("r").and_then(Value::as_u64).filter(|rank| (1..=4096).contains(rank));
     let rank = rank.ok_or_else(|| wrong("r", "a whole number from 1 to 4,096"))?;
     let alpha = get("lora_alpha").and_then(Value::as_f64).map(|alpha| alpha as f32);
@@ -162,8 +161,8 @@ fn settings(text: &str) -> Result<PeftConfig, Complaint> {
     let base = get("base_model_name_or_path").and_then(Value::as_str).unwrap_or_default();
     let rank = rank as usize;
     let settings =
-        PeftSettings { rank, alpha, rank_stabilized, targets, source: CONFIG_OF_ADAPTER };
-    Ok(PeftConfig { settings, base: base.into(), dropout })
+        PeftSettings { rank, alpha, rank_stabilized, targets, dropout, source: CONFIG_OF_ADAPTER };
+    Ok(PeftConfig { settings, base: base.into() })
 }
 
 /// The linears that have an adapter, given the values of keys.
@@ -217,6 +216,7 @@ mod tests {
             alpha: 8.0,
             rank_stabilized: false,
             targets: AdapterTargets::Listed(vec!["q_proj", "v_proj"]),
+            dropout: 0.0,
             source: "adapter_config.json",
         };
         let read = |text: &str| {
@@ -242,6 +242,7 @@ mod tests {
             (", \"lora_alpha\": 1e-60", "its `lora_alpha` is 1"),
             (", \"use_rslora\": \"yes\"", "its `use_rslora` is \"yes\", and must be true or false"),
             (", \"lora_dropout\": \"x\"", "its `lora_dropout` is \"x\", and must be a number"),
+            (", \"lora_dropout\": 1.0", "its `lora_dropout` is 1.0, and must be a number from 0"),
             (", \"init_lora_weights\": \"pissa\"", "`init_lora_weights` \"pissa\""),
             (", \"alora_invocation_tokens\": [1]", "`alora_invocation_tokens` [1]"),
             (", \"peft_type\": \"IA3\"", "`peft_type` is IA3"),

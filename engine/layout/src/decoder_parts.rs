@@ -145,7 +145,7 @@ pub(crate) fn tiers(activations: Activations) -> ActivationTiers {
 
 /// The parameters of `model` that a run with `adapter` trains.
 pub(crate) fn trained(adapter: &Adapter, model: &ModelConfig) -> TrainedParams {
-    let Adapter::Lora { rank, alpha, rank_stabilized, ref targets, .. } = *adapter else {
+    let Adapter::Lora { rank, alpha, rank_stabilized, ref targets, dropout, .. } = *adapter else {
         return TrainedParams::All;
     };
     let divisor = if rank_stabilized { (rank as f64).sqrt() } else { rank as f64 };
@@ -168,7 +168,8 @@ pub(crate) fn trained(adapter: &Adapter, model: &ModelConfig) -> TrainedParams {
         delta_decays: names.contains(&"in_proj_a"),
         delta_output: names.contains(&"out_proj"),
     };
-    TrainedParams::Adapters(AdapterShape { rank, scale: decimal(alpha) / divisor, targets })
+    let scale = decimal(alpha) / divisor;
+    TrainedParams::Adapters(AdapterShape { rank, scale, targets, dropout })
 }
 
 /// Rotary positions of heads of `head_dim` elements.

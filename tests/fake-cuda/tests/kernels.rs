@@ -23,7 +23,8 @@ mod rig;
 
 use device::numerics::CountedRange;
 use device::{
-    DeviceOp, Dropout, Dtype, Gate, HeadNorm, HeadNormGrads, Heads, Op, Reduction, VocabShard,
+    ColumnShard, DeviceOp, Dropout, Dtype, Gate, HeadNorm, HeadNormGrads, Heads, Op, Reduction,
+    VocabShard,
 };
 use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 use rig::{Rig, VALUES, noise, normal, ulp};
@@ -126,6 +127,10 @@ fn dropout_is_the_same_bits() {
                     for x in [x, partial] {
                         let op = Op::BiasDropoutAdd { x, bias, residual, y, dropout, scale };
                         pair.check_exact(&op);
+                    }
+                    for add in [false, true] {
+                        let columns = ColumnShard { first: 2 * cols, all: 3 * cols + 5 };
+                        pair.check_exact(&Op::ColumnDropout { x, y, add, dropout, columns });
                     }
                     pair.check_exact(&Op::Dropout { x, y, dropout, scale });
                     pair.check_exact(&Op::Dropout { x, y: x, dropout, scale });

@@ -17,7 +17,7 @@ use engine::run::{Message, RunOptions, Weights, train};
 use layout::build::shape;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tensor_parallel::DecoderShape;
+use tensor_parallel::{DecoderShape, TrainedParams};
 use tests::compare::full;
 use tests::pass::{Fixture, PassInputs, PassResult, pass, worst};
 use tests::{config, dataset_of_windows, lay_out};
@@ -232,22 +232,25 @@ fn stored(model: &str, name: &str, values: &[f64], shape: (usize, usize)) -> Vec
     (0..rows * columns).map(|i| values[i % columns * rows + i / columns]).collect()
 }
 
+/// The whole parameters of a model, by their names in onebox.
+fn whole_params(model: &AdapterCase, fixture: &Fixture) -> Fixture {
+    let shape = shape_of(model, (1, 1, false), "None");
+    let whole = tensor_parallel::Decoder::plan(&mut device::Plan::default(), &shape, 64);
+    let mut params = Fixture::default();
+    for param in whole.segments().iter().flat_map(|s| s.all_params()) {
+        let values = model.values(fixture, "", &param.name);
+        let mut values = stored(model.name, &param.name, &values, param.global);
+        values.truncate(param.global_len());
+        params.0.insert(param.name.clone(), values);
+    }
+    params
+}
+
 #[test]
 fn logits_loss_and_every_gradient_are_those_of_peft_on_every_layout() {
     for model in MODELS {
         let fixture = load(model.name);
-        let whole = tensor_parallel::Decoder::plan(
-            &mut device::Plan::default(),
-            &shape_of(&model, (1, 1, false), "None"),
-            64,
-        );
-        let mut params = Fixture::default();
-        for param in whole.segments().iter().flat_map(|s| s.all_params()) {
-            let values = model.values(&fixture, "", &param.name);
-            let mut values = stored(model.name, &param.name, &values, param.global);
-            values.truncate(param.global_len());
-            params.0.insert(param.name.clone(), values);
-        }
+        let params = whole_params(&model, &fixture);
         let layouts = model.ranks.iter().flat_map(|tp| {
             [(*tp, 1, false), (*tp, 2, false), (*tp, 1, true)]
                 .into_iter()
@@ -285,6 +288,50 @@ fn logits_loss_and_every_gradient_are_those_of_peft_on_every_layout() {
                         "{case}: {name} is {difference:e} apart of {size:e}"
                     );
                 }
+            }
+        }
+    }
+}
+
+/// Dropout of the inputs of adapters, with the masks of onebox.
+#[test]
+fn gradients_with_dropout_are_those_of_peft_with_the_same_masks_on_every_layout() {
+    let dropped: Vec<_> =
+        MODELS.into_iter().filter(|model| ["llama3", "qwen3-5"].contains(&model.name)).collect();
+    assert_eq!(dropped.len(), 2);
+    for model in dropped {
+        let fixture = load(model.name);
+        let params = whole_params(&model, &fixture);
+        for (tp, dp, sequence, more) in [
+            (1, 1, false, "Block"),
+            (2, 1, true, "None"),
+            (6, 1, false, "Selective"),
+            (1, 2, false, "None"),
+            (2, 3, false, "Block"),
+        ] {
+            let mut shape = shape_of(&model, (tp, dp, sequence), more);
+            let TrainedParams::Adapters(adapters) = &mut shape.trained else { panic!() };
+            adapters.dropout = 0.25;
+            let given = PassInputs {
+                tokens: fixture.get("tokens"),
+                targets: fixture.get("targets"),
+                starts: None,
+                param: &|name| params.get(name),
+            };
+            let PassResult { loss, grads, .. } = pass(&shape, dp, &given);
+            let case = format!("{} {tp} x {dp} {more}", model.name);
+            let difference = (loss - fixture.get("dropout.loss")[0]).abs();
+            assert!(difference < 1e-6, "{case}: the loss is {difference:e} off");
+            let without = (loss - fixture.get("loss")[0]).abs();
+            assert!(without > 1e-5, "{case}: dropout changes the loss by {without:e} only");
+            for (name, grad) in &grads {
+                let want = model.values(&fixture, "dropout.grad.", name);
+                let size = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+                let difference = worst(grad, &want);
+                assert!(
+                    difference <= 5e-6 * size,
+                    "{case}: {name} is {difference:e} apart of {size:e}"
+                );
             }
         }
     }

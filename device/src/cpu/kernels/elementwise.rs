@@ -4,7 +4,7 @@ use super::math::{AHEAD, Mask, gelu, gelu_slope, masked, read, sigmoid, vectoris
 use super::{Memory, not_a_kernel, slice, slice_mut, values, values_mut};
 use crate::cpu::workers::{Rows, Workers};
 use crate::numerics::view::{BLOCK, cast};
-use crate::op::{Gate, Op};
+use crate::op::{ColumnShard, Gate, Op};
 use crate::{Dropout, Dtype, View, ViewMut};
 use std::ops::Range;
 
@@ -45,6 +45,11 @@ pub(super) fn run(op: &Op, m: &impl Memory, workers: &Workers) -> Result<(), Str
             let from = if x == y { None } else { Some(values(m, x)?) };
             let factors = Factors { index: first, mask: Mask::new(dropout), scale };
             drop_elements(workers, from, values_mut(m, y)?, factors);
+        }
+        Op::ColumnDropout { x, y, add, dropout, columns } => {
+            let size = x.shape();
+            let of = DroppedColumns { x: values(m, x)?, size, add, dropout, columns };
+            drop_columns(workers, of, values_mut(m, y)?);
         }
         Op::SwiGlu { x, y, gate } => {
             let ((rows, width), x, y) = (y.shape(), values(m, x)?, values_mut(m, y)?);
@@ -216,6 +221,60 @@ fn drop_elements(workers: &Workers, x: Option<View<'_>>, y: ViewMut<'_>, factors
                     }
                     ys[..n].iter_mut().for_each(|y| *y *= scale);
                     y.store(at, &ys[..n]);
+                }
+            },
+        );
+    });
+}
+
+/// The input of [`drop_columns`].
+struct DroppedColumns<'a> {
+    x: View<'a>,
+    /// Rows and columns of x.
+    size: (usize, usize),
+    /// Whether the results are added.
+    add: bool,
+    dropout: Dropout,
+    columns: ColumnShard,
+}
+
+/// y (rows, n) = dropout(x (rows, n)), or y += dropout(x).
+fn drop_columns(workers: &Workers, of: DroppedColumns<'_>, y: ViewMut<'_>) {
+    let DroppedColumns { x, size: (rows, cols), add, dropout, columns } = of;
+    let mask = Mask::new(dropout);
+    workers.split(rows, y.len(), Rows { view: y, each: cols }, &|rows, mut y, _| {
+        vectorised(
+            #[inline(always)]
+            || {
+                let [mut xs, mut ys, mut factors] = [[0.0; BLOCK]; 3];
+                for row in rows.clone() {
+                    let row_index = (dropout.first_row + row as u64) * columns.all as u64;
+                    for col in (0..cols).step_by(BLOCK) {
+                        let (at, n) = (row * cols + col, BLOCK.min(cols - col));
+                        let x = read(&x, at, n, &mut xs);
+                        match mask {
+                            None => factors[..n].fill(1.0),
+                            Some(mask) => {
+                                let index = row_index + (columns.first + col) as u64;
+                                mask.fill(index, &mut factors[..n]);
+                            }
+                        }
+                        write(
+                            &mut y.view,
+                            at - rows.start * cols,
+                            n,
+                            &mut ys,
+                            add,
+                            #[inline(always)]
+                            |y| {
+                                let terms = y.iter_mut().zip(x).zip(&factors);
+                                match add {
+                                    true => terms.for_each(|((y, x), f)| *y += masked(*x, *f)),
+                                    false => terms.for_each(|((y, x), f)| *y = masked(*x, *f)),
+                                }
+                            },
+                        );
+                    }
                 }
             },
         );

@@ -129,6 +129,26 @@ KERNEL(256) dropout(const void* x, void* y, u32 types, i64 n, u64 first, float f
   }
 }
 
+// y (rows, cols) = dropout(x), or with `add` y += dropout(x), of columns of a tensor with `all` columns. `first` is
+// the index of the first element in that tensor.
+KERNEL(256) column_dropout(const void* x, void* y, u32 types, i64 rows, i64 cols, u64 first, u64 all, u32 add, u64 key,
+                           u32 threshold, float scale) {
+  Mask mask = {key, threshold, scale};
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (i64 col = 8 * threadIdx.x; col < cols; col += 8 * blockDim.x) {
+      int count = run_length(col, cols);
+      i64 i = row * cols + col;
+      u64 at = first + row * all + col;
+      float v[8], old[8];
+      load8(x, type_of(types, 0), i, count, v);
+      if (add) load8(y, type_of(types, 1), i, count, old);
+#pragma unroll
+      for (int j = 0; j < 8; j++) v[j] = add ? old[j] + masked(mask, at + j, v[j]) : masked(mask, at + j, v[j]);
+      store8(y, type_of(types, 1), i, count, v);
+    }
+  }
+}
+
 // y (rows, cols) = residual + factor dropout(x + bias (cols)); without a bias, bias is null.
 KERNEL(256) bias_dropout_add(const void* x, const void* bias, const void* residual, void* y, u32 types, i64 rows,
                              i64 cols, u64 first, float factor, u64 key, u32 threshold, float scale) {

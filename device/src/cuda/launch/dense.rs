@@ -86,6 +86,14 @@ impl Launcher<'_> {
                 let args = args.float(scale).mask(dropout);
                 self.launch(Launch::flat("dropout", x.len().div_ceil(RUN), args));
             }
+            Op::ColumnDropout { x, y, add, dropout, columns } => {
+                let ((rows, cols), all) = (x.shape(), columns.all as u64);
+                let first = dropout.first_row.wrapping_mul(all) + columns.first as u64;
+                let args = self.args(&[x, y]).with(&[values(&[x, y])?]);
+                let args = args.with(&[rows as u64, cols as u64, first, all, u64::from(add)]);
+                let args = args.mask(dropout);
+                self.launch(Launch::by_rows("column_dropout", rows, cols, 256, args));
+            }
             _ => return no_kernel(op),
         }
         Ok(())

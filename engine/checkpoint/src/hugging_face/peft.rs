@@ -42,7 +42,9 @@ const OF_TOKENIZER: [&str; 5] = [
 /// # Errors
 /// As [`export`](super::export), and for a checkpoint without adapters.
 pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String>, ExportError> {
-    let Adapter::Lora { rank, alpha, rank_stabilized, targets, .. } = &model.config.adapter else {
+    let Adapter::Lora { rank, alpha, rank_stabilized, targets, dropout, .. } =
+        &model.config.adapter
+    else {
         let why = "the run has no adapters, which a folder of PEFT holds: export it with --to safetensors";
         return Err(FolderError::refused(model.checkpoint.path(), why).into());
     };
@@ -70,7 +72,7 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
         "inference_mode": true,
         "init_lora_weights": true,
         "lora_alpha": config::decimal(*alpha),
-        "lora_dropout": 0.0,
+        "lora_dropout": config::decimal(*dropout),
         "peft_type": "LORA",
         "r": rank,
         "target_modules": linears,

@@ -356,7 +356,7 @@ mod tests {
             ("finetuning_type", "\"qlora\"", "onebox has no quantized weights"),
             ("peft_type", "\"LORA\"", "write `adapter: Lora(rank: 16, alpha: 32)`"),
             ("modules_to_save", "", "onebox has no trained modules beside adapters"),
-            ("lora_dropout", "0.05", "leave it out"),
+            ("lora_dropout", "0.05", "the key stands in `adapter: Lora(dropout: 0.05)`"),
             ("--tensor-model-parallel-size", "2", "write `parallel: (tensor: 2)`"),
         ] {
             assert!(

@@ -101,13 +101,13 @@ fn adapters_of_other_tools_and_their_dropout_are_answered() {
         ("adapter=qlora", "onebox has no quantized weights"),
         ("adapter=dora", "onebox does not have this adapter"),
         ("adapter=rslora", "rank_stabilized: true"),
-        ("adapter=Lora(dropout: 0.05)", "onebox has no dropout of adapters: expected 0, found"),
-        ("adapter=Lora(dropout: 0.05)", "leave `dropout` out"),
+        ("adapter=Lora(dropout: 1.0)", "adapter.dropout"),
+        ("adapter=Lora(dropout: -0.1)", "adapter.dropout"),
     ] {
         let why = loaded(LEAST, &[set]).expect_err(set).to_string();
         assert!(why.contains(expected), "{set}: {why}");
     }
-    loaded(LEAST, &["adapter=Lora(dropout: 0.0)"]).unwrap();
+    loaded(LEAST, &["adapter=Lora(dropout: 0.05)"]).unwrap();
 }
 
 #[test]

@@ -12,8 +12,8 @@ use super::DROPOUT;
 use super::rig::{Rig, VALUES, normal, nvrtc_or_skip, take_ran};
 use device::numerics::CountedRange;
 use device::{
-    DeviceOp, Dtype, Gate, HeadNorm, HeadNormGrads, Heads, Op, Reduction, Tensor, VocabShard,
-    WidthNorm,
+    ColumnShard, DeviceOp, Dtype, Gate, HeadNorm, HeadNormGrads, Heads, Op, Reduction, Tensor,
+    VocabShard, WidthNorm,
 };
 use offload::{AdamTile, DeviceUpdate, Rule, TileNoise, control};
 
@@ -89,6 +89,10 @@ fn in_rows(mut rig: Rig, dtype: Dtype) {
     let mut pair = rig.open();
     let (some, dropout, scale) = (Some(bias), DROPOUT, 0.22);
     pair.check_exact(&Op::BiasDropoutAdd { x, bias: some, residual, y, dropout, scale });
+    let columns = ColumnShard { first: cols, all: 3 * cols };
+    for add in [false, true] {
+        pair.check_exact(&Op::ColumnDropout { x, y, add, dropout, columns });
+    }
     pair.check(&Op::ColumnSum { x, y: sums }, 2e-6, 1.0);
     let clamped = Gate::ClampedSilu { slope: 1.702, limit: 0.5 };
     for gate in [Gate::Silu, Gate::Gelu, clamped] {

@@ -191,6 +191,33 @@ fn dropout_is_the_same_in_place_and_apart_and_on_any_part_of_the_rows() {
     }
 }
 
+/// The columns of a rank are dropped as in the whole tensor, also on a part of the rows, and added.
+#[test]
+fn dropout_of_columns_is_that_of_the_whole_tensor() {
+    for (dtype, ulp) in TYPES {
+        let mut rig = Rig::new(1);
+        let (rows, cols, all) = (9, 301, 907);
+        let (x, old) = (noise(4, rows * cols), noise(5, rows * cols));
+        let tx = rig.put(dtype, (rows, cols), &x);
+        let [written, added] = [1, 2].map(|_| rig.put(dtype, (rows, cols), &old));
+        let columns = ColumnShard { first: 603, all };
+        let factor = |i: usize| dropout_factor(DROPOUT, (12 + i / cols) * all + 603 + i % cols);
+        for (y, add) in [(written, false), (added, true)] {
+            rig.run(&Op::ColumnDropout { x: tx, y, add, dropout: DROPOUT, columns });
+            let base = |i: usize| if add { old[i] } else { 0.0 };
+            let want: Vec<f64> = (0..x.len()).map(|i| base(i) + x[i] * factor(i)).collect();
+            assert_close(&rig.get(y), &want, 1e-7, ulp);
+        }
+        let part = rig.put(dtype, (4, cols), &x[3 * cols..7 * cols]);
+        let y = rig.out(dtype, (4, cols));
+        let dropout = Dropout { first_row: 15, ..DROPOUT };
+        rig.run(&Op::ColumnDropout { x: part, y, add: false, dropout, columns });
+        assert_eq!(rig.get(y), rig.get(written)[3 * cols..7 * cols]);
+        rig.run(&Op::ColumnDropout { x: tx, y: written, add: false, dropout: NO_DROPOUT, columns });
+        assert_eq!(rig.get(written), rig.get(tx));
+    }
+}
+
 #[test]
 fn add_cast_and_zero_round_once() {
     let (x, into) = (noise(5, 700), noise(6, 700));
