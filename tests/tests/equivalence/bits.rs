@@ -45,6 +45,25 @@ fn update_mode_changes_no_bit() {
 }
 
 #[test]
+fn dropout_of_adapters_has_the_same_bits_in_every_place_and_time() {
+    let dropped = "adapter=Lora(rank: 4, alpha: 16, dropout: 0.3)";
+    let variants: &[&[&str]] = &[
+        &["offload.update=Serial", "recompute=Selective"],
+        &["offload.optimizer=Device", "recompute=Block"],
+        &["offload.parameters=Host", "recompute=Block", "offload.first_forward=2"],
+        &["offload.update=Speculative", "offload.accumulate=Host"],
+        &["recompute=Block", "activations=Tiers(gpu_blocks: 1, host_blocks: 1, host_mlps: 1)"],
+    ];
+    for layout in [LAYOUTS[0], LAYOUTS[3]] {
+        let sets = with(&with(BASE, &[dropped]), layout);
+        assert_no_bit_changes(&sets, variants);
+        let without = with(&sets, &["adapter=Lora(rank: 4, alpha: 16)"]);
+        let [with, without] = [sets, without].map(|sets| run_sets(&sets));
+        assert_ne!(with.outcome.state_hash, without.outcome.state_hash, "{layout:?}");
+    }
+}
+
+#[test]
 fn split_masters_are_the_fp32_ones_over_whole_runs() {
     for (i, layout) in LAYOUTS.iter().enumerate() {
         let rule = RULES[i % 2];

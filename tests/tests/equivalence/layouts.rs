@@ -60,6 +60,14 @@ fn dropout_masks_do_not_depend_on_the_layout() {
 }
 
 #[test]
+fn masks_of_adapters_do_not_depend_on_the_layout() {
+    let [two, four] = ["parallel.tensor=2", "parallel.tensor=4"];
+    let (data, sequence) = ("parallel.data=2", "parallel.sequence=true");
+    let layouts: [&[&str]; 4] = [&[data], &[two], &[four, sequence, data], &["batch.micro=4"]];
+    near_one_rank(&["adapter=Lora(rank: 4, alpha: 16, dropout: 0.3)"], &layouts);
+}
+
+#[test]
 fn the_cut_into_micro_batches_changes_only_the_order_of_sums() {
     let (one, few) = ("batch.micro=8", "batch.micro=2");
     let (host, data) = ("offload.accumulate=Host", "parallel.data=2");

@@ -10,7 +10,7 @@ use super::write::{ModelExport, cannot_write, in_new_folder, write_small};
 use super::{FolderError, config_json};
 use crate::Checkpoint;
 use crate::header::{self, HeaderEntry, TensorEntry};
-use config::transformers::ModelClass;
+use config::transformers::{ModelClass, WrapperClass, folder_model};
 use config::{Adapter, EXPERT_MATRICES, Family, ModelConfig};
 use data::model_files::unreadable;
 use files::durable::create_new;
@@ -54,7 +54,7 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
         config_json::description(&model.config.model, Numbers::F32.of_torch(), came, false);
     let class = described.map_err(|why| FolderError::refused(out, why))?.class;
     let decoder = &model.built.decoder;
-    let tensors = tensors(names_in_peft(shape, class), decoder);
+    let mut tensors = tensors(names_in_peft(shape, class), decoder);
     if has_fused(&tensors) {
         let why = format!("{FUSED}. Export the merged model with --to safetensors --merge");
         return Err(FolderError::refused(model.checkpoint.path(), why).into());
@@ -83,6 +83,11 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
         let names: Vec<String> = of_experts.iter().map(|name| format!("mlp.{name}")).collect();
         config["target_parameters"] = json!(names);
     }
+    if came.and_then(|came| folder_model(came).ok()).is_some_and(|of| loads_whole(of.wrapper)) {
+        for tensor in &mut tensors {
+            tensor.name = tensor.name.replacen(INNER, INNER_OF_WRAPPER, 1);
+        }
+    }
     in_new_folder(out, |folder| {
         let mut files = vec![WEIGHTS_OF_ADAPTER.to_owned()];
         write_factors(model.checkpoint, &tensors, &folder.join(WEIGHTS_OF_ADAPTER))?;
@@ -99,6 +104,21 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
         }
         Ok(files)
     })
+}
+
+/// Prefix in PEFT of the modules of a decoder, and of a decoder in a class with other parts, as versions 5
+/// and 4 of transformers name them.
+const INNER: &str = "base_model.model.model.";
+const INNER_OF_WRAPPER: &str = "base_model.model.model.language_model.";
+const INNER_OF_OLDER_WRAPPER: &str = "base_model.model.language_model.model.";
+
+/// Whether transformers loads a folder of this class with its other parts for PEFT. It loads the decoder of
+/// a Qwen3.5 alone (`AutoModelForCausalLM`).
+const fn loads_whole(wrapper: Option<WrapperClass>) -> bool {
+    match wrapper {
+        Some(WrapperClass::Gemma3 | WrapperClass::Mistral3) => true,
+        Some(WrapperClass::Qwen35 | WrapperClass::Qwen35Moe) | None => false,
+    }
 }
 
 /// Whether an adapter belongs to a part of a tensor of transformers.
@@ -212,7 +232,10 @@ impl FactorFile {
         read(&mut header)?;
         let mut found = BTreeMap::new();
         for entry in header::decode(&header, bytes).map_err(refused)? {
-            let name = entry.name.replace(".default.", ".");
+            let mut name = entry.name.replace(".default.", ".");
+            for wrapper in [INNER_OF_WRAPPER, INNER_OF_OLDER_WRAPPER] {
+                name = name.replacen(wrapper, INNER, 1);
+            }
             if found.contains_key(&name) {
                 return Err(refused(format!("it has `{}` twice", foreign(name))));
             }

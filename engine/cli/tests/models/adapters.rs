@@ -318,23 +318,21 @@ fn a_folder_of_peft_is_checked_before_a_run_and_warned_of() {
         of(&check, "from: \"peft\"").refused(66, &["adapter.from", why]);
     }
     fs::write(&weights, bytes).unwrap();
-    // The settings of the folder say of which base, and how it was trained.
+    // The settings of the folder say of which base, and the run drops inputs as they were dropped.
     let settings = folder.read("peft/adapter_config.json");
     let other = settings.replace("\"lora_dropout\": 0.0", "\"lora_dropout\": 0.05");
     let other = other.replace("/model\"", "/Other-1B\"");
     fs::write(folder.path("peft/adapter_config.json"), other).unwrap();
-    let warned = |said: &str| {
-        ["belong to the base", "were trained with `lora_dropout` 0.05"]
-            .map(|words| said.matches(words).count())
-    };
+    let warned = |said: &str| said.matches("belong to the base").count();
     let said = of(&check, "from: \"peft\"").ok().stderr;
-    assert_eq!(warned(&said), [1, 1], "{said}");
+    assert_eq!(warned(&said), 1, "{said}");
     let train = ["train", "chat.ron", "-q", "--run-dir", "next"];
     let said = of(&train, "from: \"peft\"").ok().stderr;
-    assert_eq!(warned(&said), [1, 1], "{said}");
+    assert_eq!(warned(&said), 1, "{said}");
+    assert!(folder.read("next/config.ron").contains("dropout: 0.05"));
     let resume = [&train[..], &["--resume"], &["--set", "train.steps=4"]].concat();
     let said = of(&resume, "from: \"peft\"").ok().stderr;
-    assert_eq!(warned(&said), [0, 0], "{said}");
+    assert_eq!(warned(&said), 0, "{said}");
 }
 
 #[test]

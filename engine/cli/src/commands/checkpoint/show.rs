@@ -75,13 +75,15 @@ fn text(summary: &Summary, others: &[String]) -> Result<String, CommandError> {
 
 /// Rank, linears and number of `parameters` of the adapters; `None` if the run trains all weights.
 fn adapter_words(config: &Config, parameters: usize) -> Option<String> {
-    let Adapter::Lora { rank, alpha, rank_stabilized, targets, .. } = &config.adapter else {
+    let Adapter::Lora { rank, alpha, rank_stabilized, targets, dropout, .. } = &config.adapter
+    else {
         return None;
     };
     let names = targets.names(&config.model).join(", ");
     let root = if *rank_stabilized { ", divided by the root of the rank" } else { "" };
     let parameters = counted(parameters, "parameter");
-    Some(format!("rank {rank}, alpha {alpha}{root}, of {names}: {parameters}"))
+    let dropout = if *dropout > 0.0 { format!(", dropout {dropout}") } else { String::new() };
+    Some(format!("rank {rank}, alpha {alpha}{root}{dropout}, of {names}: {parameters}"))
 }
 
 /// Number of the frozen `parameters`, and the globs of their names.

@@ -1,7 +1,7 @@
 //! Folders of a decoder with other parts: onebox trains the decoder, and an export has the other parts
 //! as they were.
 
-use super::model::{change, model, set, tensors, write_keys_of_version_4};
+use super::model::{change, model, set, tensors, write, write_keys_of_version_4};
 use super::results;
 use crate::common::Folder;
 use serde_json::{Value, json};
@@ -114,6 +114,37 @@ fn an_export_of_a_wrapper_has_the_other_parts_as_they_were() {
         export("run", "gone").refused(74, &parts);
         assert!(!folder.path("changed").exists() && !folder.path("gone").exists());
     }
+}
+
+/// transformers loads a Gemma 3 with its other parts for PEFT, whose names then have `language_model`.
+#[test]
+fn adapters_of_a_wrapper_have_its_names_in_folders_of_peft() {
+    let folder = model("gemma3");
+    wrap(&folder, false);
+    let lora = ["--set", "adapter=Lora(rank: 2, dropout: 0.05)"];
+    folder.onebox(&[&["train", "a.ron", "-q", "--run-dir", "run"], &lora[..]].concat()).ok();
+    folder.onebox(&["checkpoint", "export", "run", "peft", "--to", "peft"]).ok();
+    let file = folder.path("peft/adapter_model.safetensors");
+    let [of_wrapper, of_older, plain] = ["model.language_model", "language_model.model", "model"]
+        .map(|module| format!("base_model.model.{module}.layers."));
+    let written = tensors(&file);
+    assert!(!written.is_empty());
+    assert!(written.iter().all(|(name, ..)| name.starts_with(&of_wrapper)), "{}", written[0].0);
+    let settings: Value = serde_json::from_str(&folder.read("peft/adapter_config.json")).unwrap();
+    assert_eq!(settings["lora_dropout"], json!(0.05));
+    // A run starts from it, under the names of any class, and with its dropout.
+    let from = ["--set", "adapter=Lora(from: \"peft\")"];
+    for names in [&of_wrapper, &of_older, &plain] {
+        let renamed = written
+            .iter()
+            .cloned()
+            .map(|(name, entry, bytes)| (name.replacen(&of_wrapper, names, 1), entry, bytes));
+        write(&file, &renamed.collect());
+        folder.onebox(&[&["config", "check", "a.ron"], &from[..]].concat()).ok();
+    }
+    let shown = folder.onebox(&[&["config", "show", "a.ron"], &from[..]].concat()).ok().stdout;
+    let line = shown.lines().find(|line| line.starts_with("adapter.dropout ")).unwrap();
+    assert!(line.contains(" 0.05 ") && line.ends_with("adapter_config.json"), "{line}");
 }
 
 #[test]
