@@ -22,16 +22,14 @@ FIXTURES = ROOT / "tests/fixtures"
 CLASSES = ["gpt2", "llama3", "llama-linear", "mistral", "mistral-window", "ministral3", "qwen2", "qwen3", "qwen3-window", "gemma2",
            "gemma3", "olmo2", "olmo3", "smollm3", "phi3", "granite", "seed-oss", "qwen3-moe", "mixtral", "olmoe", "glm4-moe", "glm4-air",
            "gpt-oss", "qwen3-5", "qwen3-5-moe", "qwen3-next", "chat"]
-# onebox has no adapters of models with gated delta nets.
-DELTA_NETS = ("qwen3-5", "qwen3-5-moe", "qwen3-next")
 # Wrappers: the class, the fixture whose config is that of its decoder, and the parts that are no decoder.
 WRAPPERS = {
     "gemma3-wrapper": ("Gemma3", "gemma3", ("vision_tower", "multi_modal_projector")),
     "mistral3-wrapper": ("Mistral3", "ministral3", ("vision_tower", "multi_modal_projector")),
     "mistral3-of-mistral": ("Mistral3", "mistral", ("vision_tower", "multi_modal_projector")),
 }
-# Classes of which adapters are trained, too. PEFT has no adapters for the joined linears of Phi-3.
-ADAPTED = {f"{name}-lora": name for name in CLASSES if name not in ("chat", "phi3", *DELTA_NETS)}
+# Classes of which adapters are trained, too. PEFT has no adapters of parts of the joined linears of Phi-3 and Qwen3-Next.
+ADAPTED = {f"{name}-lora": name for name in [*CLASSES, "gemma3-wrapper"] if name not in ("chat", "phi3", "qwen3-next")}
 # Tokens of a sample: more than the window of 5 tokens, and no more than the least limit of a class.
 LENGTH = 16
 # Samples of the validation set, whose number is no multiple of the batch.

@@ -4,7 +4,7 @@
 use super::export_error::ExportError;
 use super::numbers::Numbers;
 use super::parameters::read;
-use super::peft_tensors::{PEFT_FACTORS, PeftTensor, tensors};
+use super::peft_tensors::{PEFT_FACTORS, PREFIX, PeftTensor, tensors};
 use super::tensors::widen;
 use super::write::{ModelExport, cannot_write, in_new_folder, write_small};
 use super::{FolderError, config_json};
@@ -87,6 +87,12 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
         for tensor in &mut tensors {
             tensor.name = tensor.name.replacen(INNER, INNER_OF_WRAPPER, 1);
         }
+        // Names of linears alone would name those of the other parts, too.
+        let end = format!(".{}", PEFT_FACTORS[0]);
+        let module = |tensor: &PeftTensor<'_>| {
+            Some(tensor.name.strip_prefix(PREFIX)?.strip_suffix(&end)?.to_owned())
+        };
+        config["target_modules"] = json!(tensors.iter().filter_map(module).collect::<Vec<_>>());
     }
     in_new_folder(out, |folder| {
         let mut files = vec![WEIGHTS_OF_ADAPTER.to_owned()];

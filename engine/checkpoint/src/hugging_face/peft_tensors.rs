@@ -8,7 +8,7 @@ use tensor_parallel::{Decoder, FACTORS, Param};
 /// Names of the factors in PEFT, in the order of [`FACTORS`].
 pub(super) const PEFT_FACTORS: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
 /// Prefix of all names in PEFT's files.
-const PREFIX: &str = "base_model.model.";
+pub(super) const PREFIX: &str = "base_model.model.";
 /// The part of a name before the number of an expert.
 const EXPERTS: &str = ".moe.experts.";
 

@@ -132,6 +132,12 @@ fn adapters_of_a_wrapper_have_its_names_in_folders_of_peft() {
     assert!(written.iter().all(|(name, ..)| name.starts_with(&of_wrapper)), "{}", written[0].0);
     let settings: Value = serde_json::from_str(&folder.read("peft/adapter_config.json")).unwrap();
     assert_eq!(settings["lora_dropout"], json!(0.05));
+    // PEFT wraps each module whose name has one of these ends, so that none may be that of a vision tower.
+    let targets = settings["target_modules"].as_array().unwrap();
+    assert_eq!(targets.len(), written.len() / 2);
+    let of_decoder =
+        |name: &Value| name.as_str().unwrap().starts_with("model.language_model.layers.");
+    assert!(targets.iter().all(of_decoder), "{targets:?}");
     // A run starts from it, under the names of any class, and with its dropout.
     let from = ["--set", "adapter=Lora(from: \"peft\")"];
     for names in [&of_wrapper, &of_older, &plain] {
