@@ -29,7 +29,7 @@ WRAPPERS = {
     "mistral3-of-mistral": ("Mistral3", "mistral", ("vision_tower", "multi_modal_projector")),
 }
 # Classes of which adapters are trained, too. PEFT has no adapters of parts of the joined linears of Phi-3 and Qwen3-Next.
-ADAPTED = {f"{name}-lora": name for name in [*CLASSES, "gemma3-wrapper"] if name not in ("chat", "phi3", "qwen3-next")}
+ADAPTED = {f"{name}-lora": name for name in [*CLASSES, "gemma3-wrapper", "mistral3-wrapper"] if name not in ("chat", "phi3", "qwen3-next")}
 # Tokens of a sample: more than the window of 5 tokens, and no more than the least limit of a class.
 LENGTH = 16
 # Samples of the validation set, whose number is no multiple of the batch.

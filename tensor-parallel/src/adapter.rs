@@ -2,7 +2,7 @@
 //! weight w is frozen; a (r, k) and b (n, r) are trained, and s is a number.
 //!
 //! Weights with one input, such as q, k and v, have an adapter for each weight. Weights that are one
-//! tensor in transformers, such as queries and the gate of attention's output, have one a. The a's are
+//! tensor in a Qwen3.5, such as queries and the gate of attention's output, have one a. The a's are
 //! adjacent, so that one matmul computes all x a'. The factor on the side where w is
 //! cut over the ranks is cut with it: b of a column-parallel linear, a of a row-parallel one. The
 //! other factor is replicated, and each rank computes a part of its gradient, which

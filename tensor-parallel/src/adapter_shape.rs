@@ -90,7 +90,7 @@ impl AdapterTargets {
 /// Last parts of the factors' names: a, then b.
 pub const FACTORS: [&str; 2] = ["lora_a", "lora_b"];
 
-/// Linears that have one first factor, since they are one tensor in transformers. The factor has the
+/// Linears that have one first factor, since they are one tensor in a Qwen3.5. The factor has the
 /// name of the first of them.
 const ONE_FIRST_FACTOR: [&[&str]; 3] = [
     &[".attn.q", ".attn.gate"],

@@ -26,6 +26,15 @@ pub enum TrainedParams {
 }
 
 impl TrainedParams {
+    /// The same parameters for passes that drop nothing.
+    #[must_use]
+    pub fn without_dropout(&self) -> Self {
+        match self {
+            Self::Adapters(adapters) => Self::Adapters(AdapterShape { dropout: 0.0, ..*adapters }),
+            Self::All | Self::AllBut(_) => self.clone(),
+        }
+    }
+
     /// Whether the parameter with the global name `name` is trained.
     pub fn contains(&self, name: &str) -> bool {
         match self {

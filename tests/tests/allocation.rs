@@ -188,6 +188,8 @@ fn steps_after_the_first_allocate_nothing_on_any_thread_of_a_run() {
         &[GRID[0], "recompute=Block", "host_checkpoints=true"],
         &[GRID[0], "recompute=Block", "activations=Tiers(gpu_blocks: 1, host_blocks: 1)"],
         &["model.layers=5", "recompute=Block", "activations=Tiers(host_blocks: 5)"],
+        &[GRID[0], GRID[1], "optimizer.frozen=[\"wte*\", \"h.1.*\", \"*.ln_2.*\"]"],
+        &[GRID[0], "adapter=Lora(rank: 4, dropout: 0.1)", "recompute=Block"],
     ] {
         for lanes in [Lanes::Inline, Lanes::Threads { chaos_us: 0 }] {
             assert_eq!(counted(sets, lanes), NOTHING, "{sets:?} {lanes:?}");
@@ -208,6 +210,14 @@ fn steps_of_a_llama_allocate_nothing_either() {
         &[EXPERTS, GRID[0], GRID[1]],
         &[EXPERTS, GRID[0], "parallel.sequence=true", "recompute=Block"],
         &[EXPERTS, GRID[0], "recompute=Block", "offload.parameters=Host", "adapter=Lora(rank: 4)"],
+        &[
+            GRID[0],
+            "model.layer_pattern=DF",
+            "model.delta_net=(key_heads: 2, value_heads: 4, key_dim: 8, value_dim: 6, taps: 3)",
+            "model.output_gate=true",
+            "model.qkv_bias=false",
+            "adapter=Lora(rank: 4, dropout: 0.1)",
+        ],
         &[
             "model.kv_heads=1",
             GRID[0],

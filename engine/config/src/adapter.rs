@@ -36,8 +36,8 @@ choice! {
                 KeyDefault::Default(false).or_peft(&of, |peft| peft.rank_stabilized)
             );
             /// Probability with which dropout sets an element of an adapter's input to zero. Weights
-            /// with one input, such as q, k and v, have one mask. Adapters of experts have no dropout,
-            /// as in PEFT.
+            /// with one input, such as q, k and v, have one mask. Refused with adapters of experts,
+            /// which have no dropout in PEFT.
             dropout: f32 = float(
                 Interval::below(0.0, 1.0),
                 KeyDefault::Default(0.0).or_peft(&of, |peft| peft.dropout)
@@ -92,7 +92,7 @@ impl AdapterContext {
 /// The linears that have an adapter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AdapterTargets {
-    /// All linears of attention and of the MLP, or of attention and of experts.
+    /// All linears of attention, of gated delta nets, and of the MLP or of experts.
     #[default]
     All,
     /// These, by their names in transformers.
@@ -109,7 +109,8 @@ pub const EXPERT_MATRICES: [&str; 2] = ["experts.gate_up_proj", "experts.down_pr
 const LINEARS_WITH_EXPERTS: [&str; 6] =
     ["q_proj", "k_proj", "v_proj", "o_proj", EXPERT_MATRICES[0], EXPERT_MATRICES[1]];
 /// Names of the linears of a gated delta net in Qwen3.5.
-const DELTA_LINEARS: [&str; 5] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"];
+pub(super) const DELTA_LINEARS: [&str; 5] =
+    ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"];
 /// Names of the linears of a model with attention, gated delta nets and MLPs.
 const LINEARS_WITH_DELTA_NETS: [&str; 12] = {
     let ([q, k, v, o, gate, up, down], [qkv, z, b, a, out]) = (LINEARS, DELTA_LINEARS);
@@ -225,7 +226,7 @@ fn targets(reader: &ConfigReader, node: &Node, linears: &[&str]) -> ParseResult<
             let message = format!("no linear has the name {}", foreign(quoted(&name)));
             let near = nearest(&name, all_linears());
             let help = match near.is_empty() {
-                true => format!("the names are {}", ticked(&LINEARS)),
+                true => format!("the names are {}", ticked(linears)),
                 false => format!("did you mean {}?", ticked(&near)),
             };
             return Err(Complaint { message, help });

@@ -1,9 +1,10 @@
 //! Rules about the keys of adapters, which `checks` applies.
 
-use super::adapter::{EXPERT_MATRICES, linears};
+use super::adapter::{DELTA_LINEARS, EXPERT_MATRICES, LINEARS, linears};
 use super::checks::{Checks, Clash};
+use super::layer_pattern::DELTA;
 use super::reading::{Violation, ticked};
-use super::{Adapter, AdapterTargets, Config, Transfer};
+use super::{Adapter, AdapterTargets, Config, Family, Transfer};
 
 /// Whether a config has adapters.
 fn has_adapters(config: &Config) -> bool {
@@ -64,8 +65,8 @@ impl Checks<'_> {
                 }
                 Adapter::None => false,
             },
-            message: "adapters of experts have no dropout, as in PEFT",
-            help: "leave `adapter.dropout` out, or set `adapter.targets` to linears of attention, such as `[\"q_proj\", \"v_proj\"]`",
+            message: "adapters of experts have no dropout, as in PEFT, and `All` includes experts",
+            help: "set `adapter.dropout: 0.0`, or set `adapter.targets` to linears of attention, such as `[\"q_proj\", \"v_proj\"]`",
             values: &[("adapter.dropout", "dropout"), ("adapter.targets", "matrices of experts")],
         },
     ];
@@ -75,6 +76,30 @@ impl Checks<'_> {
         let Adapter::Lora { targets, .. } = &self.config.adapter else { return None };
         let model = &self.config.model;
         let known = linears(model);
+        let of_delta = |name: &&str| DELTA_LINEARS.contains(name);
+        let of_mlp = |name: &&str| ![&LINEARS[..4], &DELTA_LINEARS[..]].concat().contains(name);
+        let is_there = |name: &&str| {
+            model.family == Family::Gpt2
+                || of_mlp(name)
+                || model.layer_letters().any(|letter| of_delta(name) == (letter == DELTA))
+        };
+        if let AdapterTargets::Listed(names) = targets
+            && names.iter().all(|name| known.contains(name) && !is_there(name))
+        {
+            return Some(Violation {
+                message:
+                    "no layer of the model has a linear of this list, so that nothing is trained"
+                        .into(),
+                help: format!(
+                    "set `adapter.targets` to `All`, or to linears such as {}",
+                    ticked(known)
+                ),
+                values: vec![
+                    ("adapter.targets", ticked(names)),
+                    ("model.layer_pattern", format!("{:?}", model.layer_pattern)),
+                ],
+            });
+        }
         if let AdapterTargets::Listed(names) = targets
             && let Some(strange) = names.iter().find(|name| !known.contains(name))
         {

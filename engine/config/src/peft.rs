@@ -194,7 +194,13 @@ fn linears(key: &str, names: &[Value]) -> Result<Vec<(usize, &'static str)>, Str
             _ => last.and_then(known_linear),
         };
         known.ok_or_else(|| {
-            format!("its `{key}` has {}, which is no linear of attention or an MLP", foreign(name))
+            let what = match last {
+                Some("in_proj_qkvz" | "in_proj_ba") => {
+                    "several linears of a gated delta net in one tensor, and onebox has an adapter for each of them"
+                }
+                _ => "no linear of attention, of a gated delta net or of an MLP",
+            };
+            format!("its `{key}` has {}, which is {what}", foreign(name))
         })
     };
     names.iter().map(linear).collect()

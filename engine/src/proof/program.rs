@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tensor_parallel::SegmentRole::{Block, Embedding, FinalNorm};
 use tensor_parallel::{
     BatchTensors, Decoder, DecoderShape, HeadBuckets, Init, LossTensors, MicrobatchContext, Param,
-    Ring, SegmentRole, Split, TrainedParams,
+    Ring, SegmentLayout, SegmentRole, Split, TrainedParams,
 };
 
 /// Tokens in a tile of the kernels of attention.
@@ -25,7 +25,9 @@ pub(super) struct ProofProgram {
     /// Tokens, targets, order, and starts of documents if the run packs them, (3 or 4, B T) I32: on
     /// the host and on the device.
     batch: [Tensor; 2],
-    /// Parameters and gradients of the block on the host.
+    /// The block whose parameters and gradients are copied.
+    copied: usize,
+    /// Parameters and gradients of this block on the host.
     on_host: [Tensor; 2],
     /// Gradients of the block, of the final norm, and of the output projection, by segment.
     buckets: Vec<Option<Tensor>>,
@@ -91,9 +93,13 @@ impl ProofProgram {
             [(Arena::Pinned, "batch_host"), (Arena::Device, "batch")].map(|(arena, name)| {
                 plan.tensor((arena, "batches"), name, Dtype::I32, (rows, shape.tokens()))
             });
-        let block = decoder.segments()[decoder.segment(Block(0))].len;
-        let on_host = ["params_host", "bucket_host"]
-            .map(|name| plan.tensor((Arena::Pinned, "staging"), name, shape.dtype, (1, block)));
+        // The first block may have no adapter.
+        let segment = |layer: &usize| &decoder.segments()[decoder.segment(Block(*layer))];
+        let copied = (0..shape.layers).find(|layer| segment(layer).len > 0).unwrap_or(0);
+        let SegmentLayout { whole, len, .. } = *segment(&copied);
+        let on_host = [("params_host", whole), ("bucket_host", len)].map(|(name, elements)| {
+            plan.tensor((Arena::Pinned, "staging"), name, shape.dtype, (1, elements))
+        });
         let head = decoder.head();
         let bucket = |role: SegmentRole| {
             let layout = &decoder.segments()[decoder.segment(role)];
@@ -105,7 +111,7 @@ impl ProofProgram {
         let buckets = decoder.segment_roles().map(bucket).collect();
         let [loss, scale] = ["loss", "scale"]
             .map(|name| plan.tensor((Arena::Device, "losses"), name, Dtype::F64, (1, 1)));
-        Self { plan: Arc::new(plan), decoder, batch, on_host, buckets, loss, scale }
+        Self { plan: Arc::new(plan), decoder, batch, copied, on_host, buckets, loss, scale }
     }
 
     pub(super) const fn plan(&self) -> &Arc<Plan> {
@@ -127,12 +133,12 @@ impl ProofProgram {
     /// The errors of the device.
     pub(super) fn run(&self, dev: &Device) -> Result<(), Error> {
         self.write(dev)?;
-        let block = self.decoder.segment(Block(0));
-        let whole = 0..self.on_host[0].len();
+        let copied = self.decoder.segment(Block(self.copied));
+        let [params_host, bucket_host] = self.on_host;
         let [batch_host, batch] = self.batch;
-        let params = self.decoder.params(block).slice(whole.clone());
+        let params = self.decoder.params(copied).slice(0..params_host.len());
         dev.submit(H2d, Op::Copy { src: batch_host, dst: batch });
-        dev.submit(H2d, Op::Copy { src: self.on_host[0], dst: params });
+        dev.submit(H2d, Op::Copy { src: params_host, dst: params });
         dev.follow(Compute, H2d);
         let row = |i: usize| {
             let row = batch.rows(i..i + 1);
@@ -165,13 +171,13 @@ impl ProofProgram {
             let bucket = self.bucket(Block(layer));
             decoder.block_backward(dev, &pass, layer, bucket, &mut input, &mut copies);
         }
-        let bucket = self.bucket(Block(0));
+        let bucket = self.bucket(Block(self.copied));
         // It completes the gradient of a projection that is the token table.
         if decoder.head() == Embedding {
             decoder.embed_backward(dev, &pass, &tensors, self.bucket(Embedding));
         }
         dev.follow(D2h, Compute);
-        dev.submit(D2h, Op::Copy { src: bucket.slice(whole), dst: self.on_host[1] });
+        dev.submit(D2h, Op::Copy { src: bucket.slice(0..bucket_host.len()), dst: bucket_host });
         dev.sync_all()
     }
 
@@ -180,8 +186,8 @@ impl ProofProgram {
         self.decoder.write_constants(dev)?;
         for (segment, role) in self.decoder.segment_roles().enumerate() {
             let own = self.decoder.params(segment);
-            let target = if role == Block(0) { self.on_host[0] } else { own };
-            for param in &self.decoder.segments()[segment].params {
+            let target = if role == Block(self.copied) { self.on_host[0] } else { own };
+            for param in self.decoder.segments()[segment].all_params() {
                 let values = ParamValues::of(param, dev.rank());
                 let fill = |first: usize, views: &mut [ViewMut<'_>]| {
                     views.iter_mut().for_each(|view| values.fill(first, view));

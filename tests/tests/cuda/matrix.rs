@@ -134,6 +134,15 @@ pub(super) fn modes() {
     let tiers: &[&str] = &["activations=Tiers(gpu_blocks: 0, host_blocks: 3)"];
     let both = with(two, tiers);
     no_bit_changes(&with(&together, &untied), &[two, tiers, &both], &RunOptions::default());
+    // Trained parts of a model: adapters that drop their inputs, and some tensors.
+    let adapters = "adapter=Lora(rank: 4, alpha: 8, dropout: 0.2)";
+    let frozen = "optimizer.frozen=[\"wte*\", \"h.0.*\", \"*.ln_2.*\"]";
+    for part in [adapters, frozen] {
+        let base = with(&small, &[part, "precision=Fp32"]);
+        near(&base, &[&[], &[host, "recompute=Block"]], &[in_process()], limit("Fp32"));
+        let base = with(&together, &[part]);
+        no_bit_changes(&base, &[two, PLACES[0]], &in_process());
+    }
     let delayed = with(&small, &with(DELAYED, &["train.steps=4", "precision=Fp32"]));
     near(&delayed, &[&[]], &[in_process()], limit("Fp32"));
     no_bit_changes(&delayed, &[PLACES[3], PLACES[4], PIECES[1], &[]], &in_process());

@@ -21,6 +21,8 @@ fn host() -> u64 {
 
 /// Adapters over weights that are on the host.
 const ADAPTERS: &[&str] = &["adapter=Lora(rank: 2)", "offload.parameters=Host"];
+/// Frozen blocks that are on the host.
+const FROZEN: &[&str] = &["optimizer.frozen=[\"h.*\"]", "offload.parameters=Host"];
 
 fn config(optimizer: &str, layers: usize, more: &[&str]) -> Config {
     let (optimizer, layers) =
@@ -106,7 +108,9 @@ pub(super) fn weights_are_written_in_pieces() {
 pub(super) fn is_allocated_as_planned() {
     let mut parameters = Vec::new();
     // The order matters, because the driver reports the peak of all runs so far.
-    for (optimizer, more) in [("Host", &[][..]), ("Device", &[]), ("Host", ADAPTERS)] {
+    for (optimizer, more) in
+        [("Host", &[][..]), ("Device", &[]), ("Host", ADAPTERS), ("Host", FROZEN)]
+    {
         let layers = deepest(optimizer, more);
         let plan = planned(optimizer, layers, more);
         println!("{optimizer}: {layers} blocks, {} parameters", plan.parameters);

@@ -30,6 +30,15 @@ const MODELS: &[&[&str]] = &[
     &["precision=Bf16", "model.family=Llama", "model.kv_heads=2", "parallel.tensor=4"],
     &["precision=Fp32", "model.family=Llama", "model.qk_norm=true", "model.qkv_bias=true"],
     &["precision=Bf16", "model.family=Llama", "model.tied=true", "parallel.tensor=2"],
+    &["precision=Bf16", "adapter=Lora(rank: 4, dropout: 0.1)", "parallel.tensor=2"],
+    // The first block has no adapter.
+    &[
+        "precision=Fp32",
+        "model.family=Llama",
+        "model.layer_pattern=FD",
+        "model.delta_net=(key_heads: 2, value_heads: 4, key_dim: 8, value_dim: 6, taps: 3)",
+        "adapter=Lora(rank: 4, targets: [\"in_proj_qkv\"])",
+    ],
     // The vocabulary has padding, and samples are longer than those of the proof.
     &["precision=Bf16", "model.vocab=257", "model.seq_len=200"],
 ];

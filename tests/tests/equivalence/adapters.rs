@@ -10,7 +10,7 @@ mod folders;
 use crate::llama::packed::cut;
 use crate::llama::tensors;
 use checkpoint::hugging_face::{Folder, PretrainedWeights};
-use config::{Config, Packing};
+use config::{Adapter, Config, Packing};
 use data::progress::Silence;
 use data::{Corpus, Dataset, Document};
 use engine::run::{Message, RunOptions, Weights, train};
@@ -335,6 +335,41 @@ fn gradients_with_dropout_are_those_of_peft_with_the_same_masks_on_every_layout(
             }
         }
     }
+}
+
+/// An evaluation and `generate` drop nothing.
+#[test]
+fn an_evaluation_drops_no_inputs_of_adapters() {
+    let model = &MODELS[0];
+    let fixture = load(model.name);
+    let evaluated = |p: f32| {
+        let run = tempfile::tempdir().unwrap();
+        let windows: Vec<&[f64]> = fixture.get("train.tokens").chunks(T + 1).collect();
+        let (seed, data) = dataset_of_windows(&windows, B, 61, run.path());
+        // The factors stay as they are.
+        let still =
+            ["optimizer.kind=Sgd", "optimizer.lr=1e-30", "train.steps=1", "train.eval_every=1"];
+        let sets: Vec<String> = still.iter().map(ToString::to_string).collect();
+        let mut config = fp32(model, &sets, seed);
+        let Adapter::Lora { dropout, .. } = &mut config.adapter else { panic!("adapters") };
+        *dropout = p;
+        let options = RunOptions {
+            pretrained: Some(base(model)),
+            initial: Some(initial_factors(model, &fixture)),
+            ..RunOptions::default()
+        };
+        let (mut losses, mut evals) = (Vec::new(), Vec::new());
+        train(&config, &lay_out(&config), &data, &options, &mut |message| match message {
+            Message::Step(step) => losses.push(step.loss),
+            Message::Eval { loss, .. } => evals.push(loss),
+            _ => {}
+        })
+        .unwrap();
+        (losses, evals)
+    };
+    let (without, half) = (evaluated(0.0), evaluated(0.5));
+    assert_eq!(without.1, half.1);
+    assert!(!half.1.is_empty() && without.0 != half.0, "{half:?}");
 }
 
 /// The weights of a model.

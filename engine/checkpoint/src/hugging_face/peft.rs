@@ -17,7 +17,7 @@ use files::durable::create_new;
 use files::foreign_text::foreign;
 use files::hub::name_of_snapshot;
 use files::input;
-use files::names::{CONFIG_OF_ADAPTER, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS_OF_ADAPTER};
+use files::names::{CONFIG_OF_ADAPTER, TOKENIZER, TOKENIZER_CONFIG, UNTRAINED, WEIGHTS_OF_ADAPTER};
 use layout::tensor_names::Names;
 use serde_json::{Map, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,7 +83,10 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
         let names: Vec<String> = of_experts.iter().map(|name| format!("mlp.{name}")).collect();
         config["target_parameters"] = json!(names);
     }
-    if came.and_then(|came| folder_model(came).ok()).is_some_and(|of| loads_whole(of.wrapper)) {
+    // A run from random weights has a decoder alone.
+    let has_parts = model.model_files.get(UNTRAINED).is_some();
+    let wrapper = came.filter(|_| has_parts).and_then(|came| folder_model(came).ok()?.wrapper);
+    if wrapper.is_some_and(loads_whole) {
         for tensor in &mut tensors {
             tensor.name = tensor.name.replacen(INNER, INNER_OF_WRAPPER, 1);
         }
@@ -118,12 +121,13 @@ const INNER: &str = "base_model.model.model.";
 const INNER_OF_WRAPPER: &str = "base_model.model.model.language_model.";
 const INNER_OF_OLDER_WRAPPER: &str = "base_model.model.language_model.model.";
 
-/// Whether transformers loads a folder of this class with its other parts for PEFT. It loads the decoder of
-/// a Qwen3.5 alone (`AutoModelForCausalLM`).
-const fn loads_whole(wrapper: Option<WrapperClass>) -> bool {
+/// Whether transformers loads a folder of this class with its other parts for text, too: a Gemma 3 by
+/// `AutoModelForCausalLM`, a Mistral 3 by `AutoModelForImageTextToText`. Of a Qwen3.5,
+/// `AutoModelForCausalLM` loads the decoder alone.
+const fn loads_whole(wrapper: WrapperClass) -> bool {
     match wrapper {
-        Some(WrapperClass::Gemma3 | WrapperClass::Mistral3) => true,
-        Some(WrapperClass::Qwen35 | WrapperClass::Qwen35Moe) | None => false,
+        WrapperClass::Gemma3 | WrapperClass::Mistral3 => true,
+        WrapperClass::Qwen35 | WrapperClass::Qwen35Moe => false,
     }
 }
 

@@ -12,7 +12,8 @@ pub(super) const PREFIX: &str = "base_model.model.";
 /// The part of a name before the number of an expert.
 const EXPERTS: &str = ".moe.experts.";
 
-/// A matrix of a file of PEFT. It holds one factor of onebox, or the same factor of all experts of a layer.
+/// A matrix of a file of PEFT. It holds one factor of onebox, the second factors of linears that are one
+/// tensor in transformers, or the same factor of all experts of a layer.
 #[derive(Debug)]
 pub(super) struct PeftTensor<'a> {
     pub(super) name: String,

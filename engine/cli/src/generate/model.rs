@@ -91,6 +91,7 @@ impl Model {
             fp8: false,
             partial_dtype: dtype,
             dropout: 0.0,
+            trained: of_run.trained.without_dropout(),
             ..of_run
         };
         let mut plan = Plan::default();

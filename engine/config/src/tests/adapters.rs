@@ -22,6 +22,30 @@ fn adapters_of_linears_that_a_model_with_experts_has_not() {
     refuses(&with("adapter=Lora(rank: 13)"), "adapter.rank", &expected);
     let alone = "adapter=Lora(rank: 13, targets: [\"q_proj\"])";
     loaded(LEAST, &with(alone)).unwrap();
+    // Experts have no dropout, and attention beside them has.
+    let dropped = "adapter=Lora(rank: 4, dropout: 0.1)";
+    refuses(&with(dropped), "adapter.dropout", &["adapters of experts have no dropout"]);
+    loaded(LEAST, &with("adapter=Lora(rank: 4, dropout: 0.1, targets: [\"q_proj\"])")).unwrap();
     let without = ["model.family=Llama", named];
     refuses(&without, "adapter.targets", &["no adapter of the linear `experts.gate_up_proj`"]);
+}
+
+#[test]
+fn adapters_of_linears_of_gated_delta_nets() {
+    let nets = "model.delta_net=(key_heads: 2, value_heads: 2, key_dim: 8, value_dim: 6)";
+    let with = |adapter: &'static str| {
+        ["model.family=Llama", "model.layers=2", "model.layer_pattern=DF", nets, adapter]
+    };
+    let config = loaded(LEAST, &with("adapter=Lora(rank: 12)")).unwrap().config;
+    let Adapter::Lora { targets, .. } = &config.adapter else { panic!("adapters") };
+    let names = targets.names(&config.model);
+    for linear in ["q_proj", "in_proj_qkv", "in_proj_a", "out_proj", "down_proj"] {
+        assert!(names.contains(&linear), "{linear}: {names:?}");
+    }
+    // Both heads have 6 values; step sizes and decays, with a row for each head, set no limit.
+    let expected = ["has 12 rows or columns", "at most 12", "model.delta_net.value_heads"];
+    refuses(&with("adapter=Lora(rank: 13)"), "adapter.rank", &expected);
+    loaded(LEAST, &with("adapter=Lora(rank: 13, targets: [\"in_proj_b\"])")).unwrap();
+    let without = ["model.family=Llama", "adapter=Lora(targets: [\"in_proj_z\"])"];
+    refuses(&without, "adapter.targets", &["no adapter of the linear `in_proj_z`"]);
 }

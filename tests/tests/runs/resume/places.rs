@@ -120,8 +120,21 @@ fn a_run_goes_on_with_other_tiers_of_activations() {
 
 #[test]
 fn a_run_of_adapters_goes_on_at_every_step_and_with_frozen_weights_at_another_place() {
-    let adapters = ["adapter=Lora(rank: 4, alpha: 8)", "optimizer.lr=1e-2", "recompute=Block"];
-    let base = with(&with(BASE, SPARSE), &adapters);
+    goes_on_at_every_step("adapter=Lora(rank: 4, alpha: 8)");
+    let attention = "[\"q_proj\", \"v_proj\"]";
+    goes_on_at_every_step(&format!("adapter=Lora(rank: 4, dropout: 0.1, targets: {attention})"));
+}
+
+#[test]
+fn a_run_with_frozen_tensors_goes_on_at_every_step_and_with_them_at_another_place() {
+    goes_on_at_every_step(
+        "optimizer.frozen=[\"embed_tokens*\", \"layers.0.*\", \"*.k_proj.*\", \"*.q_proj.*\", \"*.v_proj.*\"]",
+    );
+}
+
+/// Asserts this of a run that trains a `part` of its model.
+fn goes_on_at_every_step(part: &str) {
+    let base = with(&with(BASE, SPARSE), &[part, "optimizer.lr=1e-2", "recompute=Block"]);
     let sets = with(&base, &["parallel.tensor=2", "parallel.data=2"]);
     let streamed = with(&sets, &["offload.parameters=Host", "offload.ring=2"]);
     let folder = tempfile::tempdir().unwrap();
