@@ -136,9 +136,17 @@ impl ProofProgram {
         let copied = self.decoder.segment(Block(self.copied));
         let [params_host, bucket_host] = self.on_host;
         let [batch_host, batch] = self.batch;
-        let params = self.decoder.params(copied).slice(0..params_host.len());
+        let (layout, params) = (&self.decoder.segments()[copied], self.decoder.params(copied));
         dev.submit(H2d, Op::Copy { src: batch_host, dst: batch });
-        dev.submit(H2d, Op::Copy { src: params_host, dst: params });
+        // Nothing is in the padding between trained and frozen parameters.
+        let spans = [&layout.params, &layout.frozen].into_iter().filter_map(|all| {
+            let (first, last) = all.first().zip(all.last())?;
+            Some(first.range.start..last.range.end)
+        });
+        for span in spans {
+            let (src, dst) = (params_host.slice(span.clone()), params.slice(span));
+            dev.submit(H2d, Op::Copy { src, dst });
+        }
         dev.follow(Compute, H2d);
         let row = |i: usize| {
             let row = batch.rows(i..i + 1);

@@ -139,9 +139,8 @@ pub(super) fn modes() {
     let frozen = "optimizer.frozen=[\"wte*\", \"h.0.*\", \"*.ln_2.*\"]";
     for part in [adapters, frozen] {
         let base = with(&small, &[part, "precision=Fp32"]);
-        near(&base, &[&[], &[host, "recompute=Block"]], &[in_process()], limit("Fp32"));
-        let base = with(&together, &[part]);
-        no_bit_changes(&base, &[two, PLACES[0]], &in_process());
+        near(&base, &[&[host, "recompute=Block"]], &[in_process()], limit("Fp32"));
+        no_bit_changes(&with(&together, &[part]), &[two], &in_process());
     }
     let delayed = with(&small, &with(DELAYED, &["train.steps=4", "precision=Fp32"]));
     near(&delayed, &[&[]], &[in_process()], limit("Fp32"));

@@ -130,7 +130,10 @@ fn delayed_lanes_change_no_bit_of_tiers() {
         let recomputed = run_sets(&base);
         for tiers in [TIERS[1], TIERS[[2, 4, 6][number % 3]]] {
             let sets = with(&base, &[tiers]);
-            for chaos_us in [40, 120] {
+            // The quick selection takes one delay for each layout.
+            for chaos_us in
+                [40, 120].into_iter().filter(|us| full() || (*us == 40) == (number % 2 == 0))
+            {
                 let ran = run_with(&sets, &with_delays(chaos_us));
                 assert_same_bits(&recomputed, &ran, &format!("{sets:?} {chaos_us}"));
             }

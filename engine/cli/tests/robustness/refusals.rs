@@ -220,7 +220,7 @@ fn a_log_that_cannot_be_written_does_not_end_a_run() {
     }
     let folder = Folder::new();
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let args = ["train", "tiny.ron", "--run-dir", "run", "--set", "train.steps=300"];
+    let args = ["train", "tiny.ron", "--run-dir", "run", "--set", "train.steps=30"];
     let mut command = on_a_full_disk(&folder, "run/metrics.jsonl", &args);
     let status = command.stdin(Stdio::null()).stderr(full).status().unwrap();
     assert_eq!(status.code(), Some(74), "the metrics are missing, the weights are not");
