@@ -12,8 +12,9 @@
 //! backward pass drops x again, since that is cheaper than its memory.
 
 use crate::adapter_shape::{AdapterShape, FACTORS};
-use crate::params::{FlatBuffer, Init, ParamDeclarations, Split, TrainedParams};
-use crate::shape::DecoderShape;
+use crate::params::{FlatBuffer, Init, ParamDeclarations, Split};
+use crate::shape::{DecoderShape, MicrobatchContext};
+use crate::trained_params::TrainedParams;
 use device::{Arena, ColumnShard, Device, Dropout, Lane::Compute, Op, Plan, Tensor};
 
 /// Last parts of the factors' names.
@@ -145,6 +146,17 @@ impl DecoderShape {
     }
 }
 
+impl MicrobatchContext {
+    /// Dropout of the inputs of adapters, whose rows are all tokens of the micro-batch.
+    pub(crate) fn adapter_dropout(&self, shape: &DecoderShape, layer: u64, site: u64) -> Dropout {
+        let p = shape.adapters().map_or(0.0, |adapters| adapters.dropout);
+        Dropout {
+            p: if self.training { p } else { 0.0 },
+            ..self.dropout(shape, layer, site, self.first_token)
+        }
+    }
+}
+
 /// Declares the adapters of weights with one input of `k` columns. Each weight has its rows and its
 /// split over the ranks, by which its adapter is split too.
 pub(crate) fn declare(
@@ -248,16 +260,17 @@ impl Adapter {
         }
     }
 
-    /// A transient for an input with `shape`, if the pass drops inputs.
-    fn dropped(&self, (rows, k): (usize, usize)) -> Option<Tensor> {
+    /// A transient with the shape of the input x, if the pass drops inputs.
+    fn dropped(&self, x: Tensor) -> Option<Tensor> {
         let whole = self.scratch.dropped.filter(|_| self.dropout.p > 0.0)?;
+        let (rows, k) = x.shape();
         Some(whole.slice(0..rows * k).reshape(rows, k))
     }
 
     /// Computes the input of the factors a from x (rows, k): x itself, or x after dropout.
     #[track_caller]
     fn input(&self, dev: &Device, x: Tensor) -> Tensor {
-        let Some(y) = self.dropped(x.shape()) else { return x };
+        let Some(y) = self.dropped(x) else { return x };
         let columns = self.columns_of_rank(dev, x.shape().1);
         dev.submit(Compute, Op::ColumnDropout { x, y, add: false, dropout: self.dropout, columns });
         y
@@ -313,7 +326,7 @@ impl Adapter {
             dev.submit(Compute, op);
         }
         let d_hidden = scaled(dev, d_hidden, self.scale);
-        let Some(d_dropped) = self.dropped(d_x.shape()) else {
+        let Some(d_dropped) = self.dropped(d_x) else {
             return dev.submit(Compute, Op::add_product(d_hidden, self.a, d_x));
         };
         dev.submit(Compute, Op::product(d_hidden, self.a, d_dropped));

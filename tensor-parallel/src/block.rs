@@ -17,11 +17,10 @@ use crate::mixer::{Mixer, MixerContext};
 use crate::mlp::Mlp;
 use crate::mlp_layer::{AppliedMlpLayer, MlpLayer, MlpLayerActivations};
 use crate::norm::{BranchInput, Norm, OutputActivations};
-use crate::params::{FlatBuffer, ParamDeclarations, SegmentLayout, TrainedParams};
+use crate::params::{FlatBuffer, ParamDeclarations, SegmentLayout};
 use crate::region::{Region, sum_over_ranks};
 use crate::shape::{DecoderShape, MicrobatchContext};
 use device::{Device, Dropout, Event, Lane::Compute, Op, Reduction, Tensor};
-use std::collections::BTreeMap;
 
 /// Parameters of a block cut out of its flat segment, or gradients cut out of a bucket.
 #[derive(Clone, Copy, Debug)]
@@ -30,33 +29,6 @@ pub(crate) struct BlockParams {
     attention: Mixer,
     mlp_norms: BranchNorms,
     mlp: MlpLayer,
-}
-
-/// Blocks with the same parameters.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BlockForm {
-    /// The first of these blocks.
-    pub(crate) layer: usize,
-    /// Number of these blocks.
-    pub(crate) blocks: usize,
-}
-
-impl DecoderShape {
-    /// The forms of the blocks: blocks of one form have the same parameters, and the same ones are
-    /// trained.
-    pub(crate) fn block_forms(&self) -> impl Iterator<Item = BlockForm> {
-        // Each block may have frozen parameters of its own.
-        let differ = matches!(self.trained, TrainedParams::AllBut(_));
-        let form_of = move |layer: usize| {
-            let kind = self.kind(layer);
-            (kind.experts, kind.delta, if differ { layer } else { 0 })
-        };
-        let mut forms: BTreeMap<_, BlockForm> = BTreeMap::new();
-        for layer in 0..self.layers {
-            forms.entry(form_of(layer)).or_insert(BlockForm { layer, blocks: 0 }).blocks += 1;
-        }
-        forms.into_values()
-    }
 }
 
 /// Norms of a branch, or their gradients.

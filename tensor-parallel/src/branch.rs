@@ -4,9 +4,9 @@ use crate::adapter::AdapterScratch;
 use crate::delta_scratch::DeltaScratch;
 use crate::experts_scratch::ExpertsScratch;
 use crate::linear::Fp8Operands;
-use crate::params::TrainedParams;
 use crate::region::Region;
 use crate::shape::{DecoderShape, QkNorm};
+use crate::trained_params::TrainedParams;
 use device::{Arena, Dtype, Event, Plan, Tensor};
 
 /// Transients of one block at a time; all blocks share them.

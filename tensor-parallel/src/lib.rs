@@ -38,8 +38,10 @@ mod adapter;
 mod adapter_shape;
 mod attention;
 mod attention_sinks;
+mod attention_sums;
 mod block;
 mod block_activations;
+mod block_form;
 mod branch;
 mod correction_values;
 mod decoder;
@@ -70,6 +72,7 @@ mod router_correction;
 mod shape;
 mod shared_expert;
 mod shared_gate;
+mod trained_params;
 
 pub use activation_tiers::{ActivationTiers, Tier, TierCounts};
 pub use adapter_shape::{AdapterShape, AdapterTargets, FACTORS, linears_of_factor};
@@ -79,9 +82,10 @@ pub use frozen_params::{FrozenParams, frozen_unit};
 pub use host_activations::ActivationCopies;
 pub use kv_cache::{KvCache, NewTokens};
 pub use loss::LossTensors;
-pub use params::{Init, Param, Run, SegmentLayout, Split, TrainedParams};
+pub use params::{Init, Param, Run, SegmentLayout, Split};
 pub use rotary::{Rope, RopeScaling};
 pub use shape::{
     Architecture, Balance, BatchTensors, CheckpointHome, DecoderShape, ExpertsShape, LayerKind,
     MicrobatchContext, NormPlace, QkNorm, Recompute, Ring, SigmoidShape, head_rows,
 };
+pub use trained_params::TrainedParams;

@@ -11,7 +11,6 @@ use device::{Device, Dropout, Event, Plan, Tensor};
 
 /// Parameters of the branch, or their gradients.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a step copies handles and allocates nothing")]
 pub(crate) enum Mixer {
     Attention(Attention),
     Delta(DeltaNet),

@@ -9,7 +9,6 @@ use device::{Device, Dropout, Plan, Tensor};
 
 /// Parameters of the branch, or their gradients.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a step copies handles and allocates nothing")]
 pub(crate) enum MlpLayer {
     /// One MLP, which all tokens pass.
     Dense(Mlp),

@@ -1,10 +1,12 @@
 //! Names and numbers of the parameters of a model.
 
-use crate::block::{self, BlockForm};
+use crate::block;
+use crate::block_form::BlockForm;
 use crate::decoder::layouts;
 use crate::experts_shape::EXPERTS;
-use crate::params::{Param, SegmentLayout, TrainedParams};
+use crate::params::{Param, SegmentLayout};
 use crate::shape::{DecoderShape, ExpertsShape};
+use crate::trained_params::TrainedParams;
 
 impl DecoderShape {
     /// Global names of the parameters of the model itself, without adapters.

@@ -6,44 +6,12 @@
 //! a prefix with at most one hole. Frozen parameters follow after all that are trained. They have no
 //! gradient, and the optimizer has no state of them.
 
-use crate::adapter_shape::{AdapterShape, is_factor};
+use crate::adapter_shape::is_factor;
 use crate::experts_shape::EXPERTS;
-use crate::frozen_params::FrozenParams;
+use crate::trained_params::TrainedParams;
 use device::numerics::CountedRange;
 use device::{ExpertWeights, Tensor};
 use std::ops::Range;
-
-/// The parameters that a run trains.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub enum TrainedParams {
-    /// All parameters.
-    #[default]
-    All,
-    /// The factors of these adapters alone. Only then a model has adapters.
-    Adapters(AdapterShape),
-    /// All parameters except the named parameters.
-    AllBut(FrozenParams),
-}
-
-impl TrainedParams {
-    /// The same parameters for passes that drop nothing.
-    #[must_use]
-    pub fn without_dropout(&self) -> Self {
-        match self {
-            Self::Adapters(adapters) => Self::Adapters(AdapterShape { dropout: 0.0, ..*adapters }),
-            Self::All | Self::AllBut(_) => self.clone(),
-        }
-    }
-
-    /// Whether the parameter with the global name `name` is trained.
-    pub fn contains(&self, name: &str) -> bool {
-        match self {
-            Self::All => true,
-            Self::Adapters(_) => is_factor(name),
-            Self::AllBut(frozen) => !frozen.contains(name),
-        }
-    }
-}
 
 /// The split of a global (rows, columns) tensor over t ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -472,7 +440,7 @@ impl FlatBuffer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adapter_shape::AdapterTargets;
+    use crate::adapter_shape::{AdapterShape, AdapterTargets};
     use device::{Arena, Dtype, Plan};
 
     /// The layout of what `declare` declares, all trained, on one of `t` ranks.

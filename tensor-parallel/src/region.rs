@@ -6,6 +6,7 @@
 //! ranks: f gathers forward and reduce-scatters backward, and g is the reverse. All collectives are
 //! on `TpComm`, in place.
 
+use crate::shape::DecoderShape;
 use device::{Arena, Device, Event, Group, Lane, Op, Reduction, Tensor};
 
 /// The split of tokens between the linears.
@@ -13,6 +14,12 @@ use device::{Arena, Device, Event, Group, Lane, Op, Reduction, Tensor};
 pub(crate) struct Region {
     /// Whether each rank has only its share of the tokens (sequence parallelism).
     pub(crate) sequence: bool,
+}
+
+impl DecoderShape {
+    pub(crate) const fn region(&self) -> Region {
+        Region { sequence: self.sequence }
+    }
 }
 
 impl Region {

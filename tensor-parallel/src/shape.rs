@@ -3,9 +3,9 @@
 use crate::activation_tiers::ActivationTiers;
 use crate::delta_shape::DeltaShape;
 pub use crate::experts_shape::{Balance, ExpertsShape, SigmoidShape};
-use crate::params::{Init, TrainedParams};
-use crate::region::Region;
+use crate::params::Init;
 use crate::rotary::Rope;
+use crate::trained_params::TrainedParams;
 use device::{Device, Dropout, Dtype, Gate, Heads, Scores, Tensor, VocabShard, random};
 
 /// The activations that a block recomputes in the backward pass instead of keeping them.
@@ -431,10 +431,6 @@ impl DecoderShape {
         of_linears * linears - frozen + 6.0 * keys * q + 3.0 * deltas * rule
     }
 
-    pub(crate) const fn region(&self) -> Region {
-        Region { sequence: self.sequence }
-    }
-
     pub(crate) fn heads_of(&self, dev: &Device) -> Heads {
         let (count, kv_count) = (self.heads / self.tp_size, self.kv_per_rank());
         let (first, total) = (dev.rank().tp * count, self.heads);
@@ -471,15 +467,6 @@ pub struct MicrobatchContext {
 }
 
 impl MicrobatchContext {
-    /// Dropout of the inputs of adapters, whose rows are all tokens of the micro-batch.
-    pub(crate) fn adapter_dropout(&self, shape: &DecoderShape, layer: u64, site: u64) -> Dropout {
-        let p = shape.adapters().map_or(0.0, |adapters| adapters.dropout);
-        Dropout {
-            p: if self.training { p } else { 0.0 },
-            ..self.dropout(shape, layer, site, self.first_token)
-        }
-    }
-
     pub(crate) fn dropout(
         &self,
         shape: &DecoderShape,

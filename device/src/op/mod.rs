@@ -5,6 +5,7 @@ mod access;
 mod check;
 mod collective;
 mod delta;
+mod dropout;
 mod experts;
 mod family;
 mod flops;
@@ -18,6 +19,7 @@ mod tolerance;
 
 pub use access::Mode;
 pub use delta::{DELTA_CHUNK, DeltaHeads, MOST_TAPS, WIDEST_DELTA_KEY};
+pub use dropout::{ColumnShard, Dropout};
 pub use experts::{BalanceGradient, ExpertWeights, GroupedForm};
 pub use experts::{MOST_EXPERTS, PADDING, expert_sort_scratch};
 pub use heads::{HeadNorm, HeadNormGrads, Heads, Scores, WidthNorm};
@@ -52,32 +54,6 @@ pub enum Reduction {
     Sum,
     /// Elementwise maximum.
     Max,
-}
-
-/// The elements that dropout drops. The choice is a pure function of `key` and the global index of
-/// an element, so that it does not depend on ranks or micro-batches.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Dropout {
-    /// Probability of dropping, in [0, 1). If it is 0, the op leaves values unchanged.
-    pub p: f32,
-    /// Key from seed, step, layer and site ([`crate::random::key`]).
-    pub key: u64,
-    /// Global index of the tensor's first row: sample of the step times T, plus position.
-    pub first_row: u64,
-}
-
-impl Dropout {
-    /// Dropout that drops no element.
-    pub const NONE: Self = Self { p: 0.0, key: 0, first_row: 0 };
-}
-
-/// The columns of a tensor that a rank holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ColumnShard {
-    /// Global number of the first column.
-    pub first: usize,
-    /// Number of columns of all ranks.
-    pub all: usize,
 }
 
 /// The activation of a gate.

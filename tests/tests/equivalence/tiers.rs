@@ -132,7 +132,7 @@ fn delayed_lanes_change_no_bit_of_tiers() {
             let sets = with(&base, &[tiers]);
             // The quick selection takes one delay for each layout.
             for chaos_us in
-                [40, 120].into_iter().filter(|us| full() || (*us == 40) == (number % 2 == 0))
+                [40, 120].into_iter().filter(|us| full() || (*us == 40) == number.is_multiple_of(2))
             {
                 let ran = run_with(&sets, &with_delays(chaos_us));
                 assert_same_bits(&recomputed, &ran, &format!("{sets:?} {chaos_us}"));

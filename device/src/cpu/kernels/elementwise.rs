@@ -228,6 +228,7 @@ fn drop_elements(workers: &Workers, x: Option<View<'_>>, y: ViewMut<'_>, factors
 }
 
 /// The input of [`drop_columns`].
+#[derive(Clone, Copy)]
 struct DroppedColumns<'a> {
     x: View<'a>,
     /// Rows and columns of x.
