@@ -65,15 +65,15 @@ impl Checks<'_> {
                 }
                 Adapter::None => false,
             },
-            message: "adapters of experts have no dropout, as in PEFT, and `All` includes experts",
-            help: "set `adapter.dropout: 0.0`, or set `adapter.targets` to linears of attention, such as `[\"q_proj\", \"v_proj\"]`",
+            message: "adapters of experts have no dropout, as in PEFT",
+            help: "set `adapter.dropout: 0.0`, or set `adapter.targets` to other linears, such as `[\"q_proj\", \"v_proj\"]`; `All` includes experts",
             values: &[("adapter.dropout", "dropout"), ("adapter.targets", "matrices of experts")],
         },
     ];
 
     /// Requires that the model has the linears with adapters.
     pub(super) fn linears_of_adapters(&self) -> Option<Violation> {
-        let Adapter::Lora { targets, .. } = &self.config.adapter else { return None };
+        let Adapter::Lora { targets, from, .. } = &self.config.adapter else { return None };
         let model = &self.config.model;
         let known = linears(model);
         let of_delta = |name: &&str| DELTA_LINEARS.contains(name);
@@ -92,7 +92,7 @@ impl Checks<'_> {
                         .into(),
                 help: format!(
                     "set `adapter.targets` to `All`, or to linears such as {}",
-                    ticked(known)
+                    ticked(&known.iter().copied().filter(is_there).collect::<Vec<_>>())
                 ),
                 values: vec![
                     ("adapter.targets", ticked(names)),
@@ -105,7 +105,10 @@ impl Checks<'_> {
         {
             return Some(Violation {
                 message: format!("onebox has no adapter of the linear `{strange}` in this model"),
-                help: format!("set `adapter.targets` to linears such as {}", ticked(known)),
+                help: match from {
+                    Some(_) => "the adapters are of another model than `model.from`: name its folder there, or another folder in `adapter.from`".into(),
+                    None => format!("set `adapter.targets` to linears such as {}", ticked(known)),
+                },
                 values: vec![("adapter.targets", format!("`{strange}`"))],
             });
         }
@@ -137,7 +140,7 @@ impl Checks<'_> {
         let (key, least) = sizes.map(|(_, key, size)| (key, size)).min_by_key(|(_, size)| *size)?;
         (rank > least).then(|| Violation {
             message: format!("a matrix of this model has {least} rows or columns, and an adapter of rank {rank} is larger than it"),
-            help: format!("set `adapter.rank` to at most {least}"),
+            help: format!("set `adapter.rank` to at most {least}; merge larger adapters of PEFT with `merge_and_unload()`"),
             values: vec![("adapter.rank", rank.to_string()), (key, format!("{least} channels"))],
         })
     }

@@ -70,7 +70,7 @@ impl Section<'_, '_> {
         if [&*base, from].iter().all(|name| !name.is_empty()) && last_name(&base) != last_name(from)
         {
             self.reader.warnings.push(format!(
-                "adapter.from: the adapters of {} belong to the base {}, and model.from is {}: over other weights than their own they do not fit",
+                "adapter.from: the adapters of {} belong to the base `{}` (`base_model_name_or_path`), and model.from is {}: they fit only the weights over which they were trained; if these have moved, go on",
                 foreign(&path),
                 foreign(&base),
                 foreign(from)

@@ -386,4 +386,40 @@ mod tests {
         assert!((factor - (17.0f64 / 12.0).sqrt()).abs() < 1e-15, "{factor}");
         assert_eq!((short, factor_of(&long, 4097).1), (1.0, 2.0));
     }
+
+    /// Counted by hand for Qwen3.5 9B: in each four layers one has attention and three a gated delta net.
+    #[test]
+    fn a_model_with_gated_delta_nets_has_the_flops_counted_by_hand() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let path = folder.join("../../configs/qwen3.5-9b-one-gpu.ron");
+        let of = |sets: &[&str]| {
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            crate::build::shape(
+                &config::load(&path, &sets).unwrap_or_else(|e| panic!("{e}")).config,
+            )
+        };
+        let whole = of(&["model.seq_len=4096"]);
+        // Rows of q, of the gate of the output, of k, of v; and the projection back.
+        let attention = 4096 * (4096 + 4096 + 1024 + 1024) + 4096 * 4096;
+        // Rows of q, k, v, of the output's gate, of step sizes and decays; and the projection back.
+        let delta = 4096 * (2048 + 2048 + 4096 + 4096 + 32 + 32) + 4096 * 4096;
+        let linears = 8.0 * f64::from(attention)
+            + 24.0 * f64::from(delta)
+            + 32.0 * 3.0 * 4096.0 * 12288.0
+            + 248_320.0 * 4096.0;
+        // Scores, and weights times values, each with half of 4096 keys, forward and twice backward.
+        let keys = 8.0 * 3.0 * 2.0 * 2.0 * (4096.0 / 2.0) * (16.0 * 256.0);
+        // By row and head of values: three products with a state of 128 x 128; and inside a chunk of 64
+        // rows half of q k', k k', and two products with values.
+        let rule = 3.0 * 128.0 * 128.0 + 64.0 / 2.0 * (128.0 + 128.0 + 128.0 + 128.0);
+        let rule = 24.0 * 3.0 * 2.0 * 32.0 * rule;
+        let expected = 6.0 * linears + keys + rule;
+        let flops = whole.model_flops_per_token();
+        assert!((flops / expected - 1.0).abs() < 1e-3, "{flops:e} {expected:e}");
+        // Without the gradients of frozen weights.
+        let adapters = of(&["model.seq_len=4096", "adapter=Lora(rank: 16)"]);
+        let expected = 4.0 * linears + keys + rule;
+        let flops = adapters.model_flops_per_token();
+        assert!((flops / expected - 1.0).abs() < 1e-3, "{flops:e} {expected:e}");
+    }
 }

@@ -56,8 +56,10 @@ pub fn export_adapters(model: &ModelExport<'_>, out: &Path) -> Result<Vec<String
     let decoder = &model.built.decoder;
     let mut tensors = tensors(names_in_peft(shape, class), decoder);
     if has_fused(&tensors) {
-        let why = format!("{FUSED}. Export the merged model with --to safetensors --merge");
-        return Err(FolderError::refused(model.checkpoint.path(), why).into());
+        let why = format!(
+            "PEFT cannot have the adapters of this run: {FUSED}. Export the merged model with --to safetensors --merge"
+        );
+        return Err(FolderError::refused(out, why).into());
     }
     // PEFT writes an empty name for a base that is in no folder, such as random weights.
     let from = model.config.model.pretrained().unwrap_or_default();
@@ -187,8 +189,8 @@ fn write_factors(
 }
 
 /// Reason why a model has no folder of PEFT.
-const FUSED: &str = "the class of the model has several linears in one tensor, such as q, k and v; onebox trains an adapter for each of them, \
-                     and PEFT has no such adapters";
+const FUSED: &str = "the class of the model has several linears in one tensor (q, k and v, or gate and up, of a Phi-3; `in_proj_qkv` and `in_proj_z`, or \
+                     `in_proj_b` and `in_proj_a`, of a Qwen3-Next); onebox trains an adapter for each of them, and PEFT has no such adapters";
 /// Names of tensors with several linears that have adapters of their own: those of Phi-3, then those of
 /// Qwen3-Next.
 const FUSED_LINEARS: [&str; 4] = ["qkv_proj", "gate_up_proj", "in_proj_qkvz", "in_proj_ba"];
@@ -199,15 +201,24 @@ const TYPES: [&str; 3] = ["F32", "F16", "BF16"];
 /// adapters.
 pub fn not_in_peft(model: &ModelConfig, decoder: &Decoder) -> Option<&'static str> {
     decoder.shape().adapters()?;
-    has_fused(&tensors_of(model, decoder).ok()?).then_some(FUSED)
+    // The folder decides the class.
+    let from = Path::new(model.pretrained().unwrap_or_default());
+    let came = [from.join(super::CONFIG), from.to_owned()];
+    let came = came.iter().find_map(|path| input::bytes(path, LONGEST_CONFIG).ok());
+    has_fused(&tensors_of(model, came.as_deref(), decoder).ok()?).then_some(FUSED)
 }
 
-/// The tensors of PEFT for the adapters of `decoder`, which has the layout of `model`.
+/// Bytes of the longest `config.json` that is read for its class.
+const LONGEST_CONFIG: u64 = 1 << 20;
+
+/// The tensors of PEFT for the adapters of `decoder`, which has the layout of `model`. `came`: the
+/// `config.json` of the folder of `model`, if it is known.
 fn tensors_of<'a>(
     model: &ModelConfig,
+    came: Option<&[u8]>,
     decoder: &'a Decoder,
 ) -> Result<Vec<PeftTensor<'a>>, String> {
-    let described = config_json::description(model, Numbers::F32.of_torch(), None, false)?;
+    let described = config_json::description(model, Numbers::F32.of_torch(), came, false)?;
     Ok(tensors(names_in_peft(decoder.shape(), described.class), decoder))
 }
 
@@ -222,7 +233,12 @@ struct FactorFile {
 
 impl FactorFile {
     /// Opens the file of `folder`, which must have these tensors and no others.
-    fn open(folder: &Path, tensors: &[PeftTensor<'_>]) -> Result<Self, FolderError> {
+    fn open(
+        folder: &Path,
+        tensors: &[PeftTensor<'_>],
+        decoder: &Decoder,
+    ) -> Result<Self, FolderError> {
+        let rank = decoder.shape().adapters().map_or(0, |adapters| adapters.rank);
         let path = folder.join(WEIGHTS_OF_ADAPTER);
         let refused = |why: String| FolderError::refused(&path, why);
         if has_fused(tensors) {
@@ -256,14 +272,22 @@ impl FactorFile {
         for PeftTensor { name, shape: (rows, columns), .. } in tensors {
             let Some(entry) = found.remove(name) else {
                 return Err(refused(format!(
-                    "it has no `{name}`, which an adapter of this model has: leave `adapter.targets` out, or set it to linears of the file ({linears})"
+                    "it has no `{name}`, which an adapter here has: set `adapter.targets` to linears of the file ({linears}), or leave it out; if it has these, the adapters are of another model than `model.from`"
                 )));
             };
             let wanted = [*rows, *columns];
             if entry.shape != wanted {
                 let shape = &entry.shape;
+                let of_rank =
+                    shape.len() == 2 && (0..2).all(|i| shape[i] == wanted[i] || wanted[i] == rank);
+                let remedy = match of_rank {
+                    true => "leave `adapter.rank` out",
+                    false => {
+                        "the adapters are of another model than `model.from`: name its folder there, or another folder in `adapter.from`"
+                    }
+                };
                 return Err(refused(format!(
-                    "`{name}` has the shape {shape:?}, and the adapter here has {wanted:?}: leave `adapter.rank` out, or name a folder with adapters of this model"
+                    "`{name}` has the shape {shape:?}, and the adapter here has {wanted:?}: {remedy}"
                 )));
             }
             if !TYPES.contains(&entry.dtype.as_str()) {
@@ -278,7 +302,7 @@ impl FactorFile {
         if let Some(strange) = found.keys().next() {
             let strange = foreign(strange);
             return Err(refused(format!(
-                "`{strange}` is no factor of an adapter here: leave `adapter.targets` out, or name a folder with adapters of this model"
+                "`{strange}` is no factor of an adapter here: leave `adapter.targets` out if it is set; otherwise the adapters are of another model than `model.from`, or of other linears"
             )));
         }
         Ok(Self { path, file, entries })
@@ -320,8 +344,9 @@ pub fn check_adapters(
     model: &ModelConfig,
     decoder: &Decoder,
 ) -> Result<(), FolderError> {
-    let tensors = tensors_of(model, decoder).map_err(|why| FolderError::refused(folder, why))?;
-    FactorFile::open(folder, &tensors).map(drop)
+    let tensors =
+        tensors_of(model, None, decoder).map_err(|why| FolderError::refused(folder, why))?;
+    FactorFile::open(folder, &tensors, decoder).map(drop)
 }
 
 /// Reads the factors of the adapters of `decoder` from a folder of PEFT, by their names in onebox.
@@ -334,8 +359,9 @@ pub fn read_adapters(
     model: &ModelConfig,
     decoder: &Decoder,
 ) -> Result<BTreeMap<String, Arc<[f32]>>, FolderError> {
-    let tensors = tensors_of(model, decoder).map_err(|why| FolderError::refused(folder, why))?;
-    let from = FactorFile::open(folder, &tensors)?;
+    let tensors =
+        tensors_of(model, None, decoder).map_err(|why| FolderError::refused(folder, why))?;
+    let from = FactorFile::open(folder, &tensors, decoder)?;
     let mut factors = BTreeMap::new();
     for (tensor, entry) in tensors.iter().zip(&from.entries) {
         let values = from.read(entry)?;

@@ -43,13 +43,13 @@ fn adapters_of_linears_of_gated_delta_nets() {
         assert!(names.contains(&linear), "{linear}: {names:?}");
     }
     // Both heads have 6 values; step sizes and decays, with a row for each head, set no limit.
-    let expected = ["has 12 rows or columns", "at most 12", "model.delta_net.value_heads"];
+    let expected = ["has 12 rows or columns", "at most 12", "12 channels"];
     refuses(&with("adapter=Lora(rank: 13)"), "adapter.rank", &expected);
     loaded(LEAST, &with("adapter=Lora(rank: 13, targets: [\"in_proj_b\"])")).unwrap();
     // A model of gated delta nets alone has no queries of attention, which would then train nothing.
     let alone = |adapter| ["model.family=Llama", "model.layer_pattern=D", nets, adapter];
     let queries = "adapter=Lora(rank: 4, targets: [\"q_proj\", \"o_proj\"])";
-    let expected = ["no layer of the model has a linear of this list", "`in_proj_qkv`"];
+    let expected = ["no layer of the model has a linear of this list", "such as `in_proj_qkv`"];
     refuses(&alone(queries), "adapter.targets", &expected);
     loaded(LEAST, &alone("adapter=Lora(rank: 4)")).unwrap();
     loaded(LEAST, &alone("adapter=Lora(rank: 4, targets: [\"q_proj\", \"up_proj\"])")).unwrap();

@@ -20,7 +20,7 @@ fn fixture(model: &str) -> Fixture {
 
 #[test]
 fn a_balance_loss_is_that_of_transformers_with_padding_and_without() {
-    for model in ["qwen3-moe", "olmoe"] {
+    for model in ["qwen3-moe", "olmoe", "gpt-oss"] {
         let (weights, wanted) = (load(model), fixture(model));
         for part in ["plain", "padded"] {
             let want = |name: &str| wanted.get(&format!("{part}.{name}"));

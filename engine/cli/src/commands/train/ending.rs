@@ -137,7 +137,13 @@ impl Session<'_> {
         let trained = outcome.step - self.done();
         let tokens = trained as f64 * (config.batch.global * config.model.seq_len) as f64;
         let unit = self.unit();
-        let loss = watch.last.map_or(f64::NAN, |last| last.loss);
+        let loss = match watch.last {
+            Some(last) => format!("{:.4} {unit} in the last step", last.loss),
+            None if outcome.complete => {
+                "of no step, since no step was left: set train.steps higher to train more".into()
+            }
+            None => "of no step, since none was trained".into(),
+        };
         let validation = watch.validation.filter(|(step, ..)| *step == outcome.step);
         let validation = validation.map_or_else(String::new, |(_, loss, whole)| {
             let part =
@@ -176,7 +182,7 @@ impl Session<'_> {
         };
         self.say(&format!(
             "\n{ended} in {} ({} in training, {}tok/s), {skipped} skipped{speculation}{verified}\n\
-             loss    {loss:.4} {unit} in the last step{validation}{compared}{state}{files}",
+             loss    {loss}{validation}{compared}{state}{files}",
             clock(seconds),
             clock(watch.train_seconds),
             si(tokens / watch.train_seconds.max(1e-9)),
