@@ -112,9 +112,7 @@ impl BlockParams {
             mlp: MlpLayer::cut(flat, shape, shape.experts_of(layer), scratch),
         }
     }
-}
 
-impl BlockParams {
     /// The parameters in the pass of a micro-batch, which may drop the inputs of adapters.
     fn in_pass(self, shape: &DecoderShape, pass: &MicrobatchContext, layer: usize) -> Self {
         let of =

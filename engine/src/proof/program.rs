@@ -95,7 +95,8 @@ impl ProofProgram {
             });
         // The first block may have no adapter.
         let segment = |layer: &usize| &decoder.segments()[decoder.segment(Block(*layer))];
-        let copied = (0..shape.layers).find(|layer| segment(layer).len > 0).unwrap_or(0);
+        let copied = (0..shape.layers).find(|layer| segment(layer).len > 0);
+        let copied = copied.unwrap_or_else(|| unreachable!("a block of some kind is trained"));
         let SegmentLayout { whole, len, .. } = *segment(&copied);
         let on_host = [("params_host", whole), ("bucket_host", len)].map(|(name, elements)| {
             plan.tensor((Arena::Pinned, "staging"), name, shape.dtype, (1, elements))

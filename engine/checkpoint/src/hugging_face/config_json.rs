@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 /// Bytes of the longest `config.json` that an export uses; a longer file describes no model.
-const LONGEST: usize = 1 << 20;
+pub(super) const LONGEST: usize = 1 << 20;
 
 /// A `config.json` of an export.
 pub(super) struct ModelDescription {

@@ -202,14 +202,13 @@ const TYPES: [&str; 3] = ["F32", "F16", "BF16"];
 pub fn not_in_peft(model: &ModelConfig, decoder: &Decoder) -> Option<&'static str> {
     decoder.shape().adapters()?;
     // The folder decides the class.
-    let from = Path::new(model.pretrained().unwrap_or_default());
-    let came = [from.join(super::CONFIG), from.to_owned()];
-    let came = came.iter().find_map(|path| input::bytes(path, LONGEST_CONFIG).ok());
+    let came = model.pretrained().and_then(|from| {
+        let from = Path::new(from);
+        let files = [from.join(super::CONFIG), from.to_owned()];
+        files.iter().find_map(|path| input::bytes(path, config_json::LONGEST as u64).ok())
+    });
     has_fused(&tensors_of(model, came.as_deref(), decoder).ok()?).then_some(FUSED)
 }
-
-/// Bytes of the longest `config.json` that is read for its class.
-const LONGEST_CONFIG: u64 = 1 << 20;
 
 /// The tensors of PEFT for the adapters of `decoder`, which has the layout of `model`. `came`: the
 /// `config.json` of the folder of `model`, if it is known.
