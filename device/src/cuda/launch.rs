@@ -32,8 +32,9 @@ impl Program {
 }
 
 /// The files that programs include: names and source codes.
-const INCLUDED: [(&str, &str); 2] = [
+const INCLUDED: [(&str, &str); 3] = [
     ("attention_mma.cuh", include_str!("kernels/attention_mma.cuh")),
+    ("delta.cuh", include_str!("kernels/delta.cuh")),
     ("tensor_cores.cuh", include_str!("kernels/tensor_cores.cuh")),
 ];
 
@@ -66,6 +67,7 @@ pub const PROGRAMS: &[Program] = &[
     program!("attention_mma_capped.cu"),
     program!("delta.cu"),
     program!("delta_gates.cu"),
+    program!("delta_mma.cu"),
     program!("elementwise.cu"),
     program!("embedding.cu"),
     program!("experts.cu"),
@@ -331,7 +333,7 @@ pub fn launches(
         Family::Squares => to.squares(op),
         Family::Fp8 => to.fp8(op),
         Family::Experts => to.experts(op, sm),
-        Family::Delta => to.delta(op),
+        Family::Delta => to.delta(op, sm),
         Family::Task => to.task(op),
         Family::Product | Family::Transfer => no_kernel(op),
     }?;

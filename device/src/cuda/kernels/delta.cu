@@ -1,63 +1,9 @@
-// The gated delta rule in chunks. cpu/kernels/delta/rule.rs and rule/backward.rs have the formulas and their names. A chunk has up to
-// 64 rows, all in fp32 on plain cores; rows behind its last one count 0. A block of 256 threads.
+// The gated delta rule in chunks, in fp32 on plain cores. cpu/kernels/delta/rule.rs and rule/backward.rs have the formulas and their
+// names. delta_mma.cu has the kernels for tensor cores.
 
-const int ROWS = 64;     // rows of a chunk
-const int COLUMNS = 32;  // columns of values of a block
-const int STRIP = 16;     // columns of keys, or of values, at a time
+#include "delta.cuh"
 
-struct Delta {
-  u32 keys, values, key_dim, value_dim, seq_len;
-  const int* starts;  // by row of all samples, where its document starts in its sample; null: at 0
-};
-#define DELTA_PARAMETERS u32 keys, u32 values, u32 key_dim, u32 value_dim, u32 seq_len, const int *starts
-#define DELTA \
-  { keys, values, key_dim, value_dim, seq_len, starts }
-
-// Sample blockIdx.z, head of values blockIdx.y.
-INLINE i64 row_of(const Delta& of, int position) { return (i64)blockIdx.z * of.seq_len + position; }
-INLINE int document_of(const Delta& of, int position) { return of.starts ? of.starts[row_of(of, position)] : 0; }
-INLINE i64 columns(const Delta& of) { return 2 * of.keys * of.key_dim + of.values * of.value_dim; }
-// Index of the head's value in `out`, and in qkv; of the first element of its query (0) or key (1).
-INLINE i64 at_out(const Delta& of, int position) {
-  return (row_of(of, position) * of.values + blockIdx.y) * of.value_dim;
-}
-INLINE i64 at_value(const Delta& of, int position) {
-  return row_of(of, position) * columns(of) + 2 * of.keys * of.key_dim + blockIdx.y * of.value_dim;
-}
-INLINE i64 at_key(const Delta& of, int position, int part) {
-  u32 head = part * of.keys + blockIdx.y / (of.values / of.keys);
-  return row_of(of, position) * columns(of) + head * of.key_dim;
-}
-INLINE i64 at_gate(const Delta& of, int position, int part) {
-  return (row_of(of, position) * 2 + part) * of.values + blockIdx.y;
-}
-// Index of the state before the chunk that starts at a position.
-INLINE i64 at_state(const Delta& of, int position) {
-  i64 place = (i64)blockIdx.z * ((of.seq_len + ROWS - 1) / ROWS) + position / ROWS;
-  return (place * of.values + blockIdx.y) * of.key_dim * of.value_dim;
-}
-
-// Index of the state before the sample.
-INLINE i64 at_initial(const Delta& of) { return ((i64)blockIdx.z * of.values + blockIdx.y) * of.key_dim * of.value_dim; }
-
-struct Chunk {
-  int first, rows;  // the first row's position in the sample
-  bool is_first, is_last;  // of its document
-};
-INLINE float smaller(float a, float b) { return fminf(a, b); }
-INLINE Chunk chunk_from(const Delta& of, int first) {
-  int document = document_of(of, first), left = (int)of.seq_len - first;
-  float end = left < ROWS ? left : ROWS;
-  for (int row = threadIdx.x % 32; row < end; row += 32)
-    if (document_of(of, first + row) != document) end = row;
-  int rows = (int)warp_combine(end, 32, smaller);
-  return {first, rows, first == document, rows == left || document_of(of, first + rows) != document};
-}
-INLINE Chunk chunk_before(const Delta& of, int end) {
-  int document = document_of(of, end - 1), first = end - 1 - (end - 1 - document) % ROWS;
-  bool is_last = end == (int)of.seq_len || document_of(of, end) != document;
-  return {first, end - first, first == document, is_last};
-}
+const int STRIP = 16;  // columns of keys, or of values, at a time
 
 struct Rule {
   float beta[ROWS], sums[ROWS];       // b, and G: running sums of g
@@ -111,7 +57,6 @@ INLINE void read_tiles(const Delta& of, const Chunk& chunk, const void* qkv, u32
 }
 
 // Pairs of rows: a thread has rows tid / 16 + 16 i and columns tid % 16 + 16 j.
-typedef float Pairs[ROWS][ROWS + 1];
 INLINE void add_pairs(const float (&left)[ROWS][STRIP + 1], const float (&right)[ROWS][STRIP + 1], int col, float (&sums)[4][4]) {
   float x[4], y[4];
 #pragma unroll
@@ -134,39 +79,10 @@ INLINE void store_pairs(const float (&sums)[4][4], int diagonal, Pairs& pairs, F
 }
 
 // Columns of values: a thread has rows tid / 32 + 8 m of column tid % 32.
-typedef float Columns[ROWS][COLUMNS + 1];
 template <class F>
 INLINE void each_row(F f) {
 #pragma unroll
   for (int m = 0; m < 8; m++) f(m, (int)threadIdx.x / 32 + 8 * m);
-}
-
-// Replaces x by the solution of A y = x, or of A' y = x, where `pairs` has A below the diagonal. Eight lanes have a column, and a
-// lane has each eighth row.
-INLINE void solve(const Pairs& pairs, Columns& x, bool transposed) {
-  int lane = threadIdx.x % 32, part = lane % 8, column = threadIdx.x / 32 * 4 + lane / 8;
-  float y[8];
-#pragma unroll
-  for (int m = 0; m < 8; m++) y[m] = x[part + 8 * m][column];
-  if (!transposed) {
-#pragma unroll
-    for (int m = 0; m < 8; m++)
-      for (int of = 0; of < 8; of++) {
-        float known = __shfl_sync(0xffffffffu, y[m], lane - part + of);
-#pragma unroll
-        for (int n = m; n < 8; n++) y[n] = fmaf(-pairs[part + 8 * n][8 * m + of], known, y[n]);
-      }
-  } else {
-#pragma unroll
-    for (int m = 7; m >= 0; m--)
-      for (int of = 7; of >= 0; of--) {
-        float known = __shfl_sync(0xffffffffu, y[m], lane - part + of);
-#pragma unroll
-        for (int n = 0; n <= m; n++) y[n] = fmaf(-pairs[8 * m + of][part + 8 * n], known, y[n]);
-      }
-  }
-#pragma unroll
-  for (int m = 0; m < 8; m++) x[part + 8 * m][column] = y[m];
 }
 
 // A state's columns of this block: element (k, c) of a thread has c = tid % 32 and k = tid / 32 + 8 i.

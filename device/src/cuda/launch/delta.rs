@@ -16,6 +16,27 @@ const OF_VALUES: usize = 4 * DELTA_CHUNK * (COLUMNS + 1);
 const GRADIENTS: usize =
     4 * (3 * DELTA_CHUNK * (STRIP + 1) + 2 * STRIP * (STRIP + 1) + 2 * DELTA_CHUNK + 2 * 32);
 
+/// Most columns of keys of the kernels on tensor cores.
+const WIDEST_KEY: usize = 128;
+/// Bytes of shared memory of the kernels on tensor cores: gates and lengths of the rows; queries and
+/// keys; pairs of rows; V; two tiles of a state. A row of a tile has 8 elements more than it needs.
+const ON_CORES: usize = 4 * 4 * DELTA_CHUNK
+    + 2 * of_tile(DELTA_CHUNK, WIDEST_KEY)
+    + PAIRS
+    + OF_VALUES
+    + 2 * of_tile(WIDEST_KEY, COLUMNS);
+/// Bytes of shared memory of the gradients of gates and keys on tensor cores: numbers of the rows;
+/// nine tiles of 16 columns of values and two of 64 columns of keys; four of pairs of rows.
+const GRADIENTS_ON_CORES: usize = 4 * (13 * DELTA_CHUNK + 2 * 32)
+    + 9 * of_tile(DELTA_CHUNK, 16)
+    + 2 * of_tile(DELTA_CHUNK, 64)
+    + 4 * of_tile(DELTA_CHUNK, DELTA_CHUNK);
+
+/// Bytes of a tile of elements of 16 bits.
+const fn of_tile(rows: usize, columns: usize) -> usize {
+    2 * rows * (columns + 8)
+}
+
 /// Channels of a block of the convolution.
 const CHANNELS: usize = 128;
 /// Largest number of runs of rows whose gradients of weights are summed apart, and least rows of a run.
@@ -75,7 +96,7 @@ fn delta_parameters(args: Args, heads: DeltaHeads, starts: u64) -> Args {
 }
 
 impl Launcher<'_> {
-    pub(super) fn delta(&mut self, op: &Op) -> Result<(), String> {
+    pub(super) fn delta(&mut self, op: &Op, sm: u32) -> Result<(), String> {
         match *op {
             Op::DeltaRule { qkv, gates, out, states, initial, heads, starts } => {
                 [gates, states].into_iter().chain(initial).try_for_each(|t| is(t, Dtype::F32))?;
@@ -83,9 +104,13 @@ impl Launcher<'_> {
                 let args = args.with(&[values(&[qkv, out])?]);
                 let args = delta_parameters(args, heads, self.at_or_null(starts));
                 let samples = qkv.shape().0 / heads.seq_len;
-                self.launch(of_columns("delta_rule", heads, samples, OF_VALUES, args));
+                self.launch(if on_tensor_cores(sm, heads, &[qkv, out]) {
+                    of_columns("delta_rule_mma", heads, samples, ON_CORES, args)
+                } else {
+                    of_columns("delta_rule", heads, samples, in_fp32(heads, OF_VALUES), args)
+                });
             }
-            Op::DeltaRuleBackward { .. } => self.delta_backward(op)?,
+            Op::DeltaRuleBackward { .. } => self.delta_backward(op, sm)?,
             Op::Convolution { .. } | Op::ConvolutionBackward { .. } => self.convolution(op)?,
             Op::DeltaGates { x, decay, bias, gates } => {
                 is(gates, Dtype::F32)?;
@@ -173,7 +198,7 @@ impl Launcher<'_> {
         Ok(())
     }
 
-    fn delta_backward(&mut self, op: &Op) -> Result<(), String> {
+    fn delta_backward(&mut self, op: &Op, sm: u32) -> Result<(), String> {
         let Op::DeltaRuleBackward { qkv, gates, states, d_out, d_qkv, d_gates, heads, starts } =
             *op
         else {
@@ -181,6 +206,7 @@ impl Launcher<'_> {
         };
         [gates, states, d_gates].into_iter().try_for_each(|t| is(t, Dtype::F32))?;
         let (rows, starts) = (qkv.shape().0, self.at_or_null(starts));
+        let on_cores = on_tensor_cores(sm, heads, &[qkv, d_out, d_qkv]);
         let samples = rows / heads.seq_len;
         let mut at = self.scratch;
         let [v, d_r, d_states, d_keys] = parts_of_scratch(rows, heads).map(|elements| {
@@ -191,13 +217,23 @@ impl Launcher<'_> {
         let args = self.args(&[qkv, gates, states, d_out, d_qkv]).with(&[v, d_r, d_states]);
         let args = args.with(&[values(&[qkv, d_out, d_qkv])?]);
         let args = delta_parameters(args, heads, starts);
-        self.launch(of_columns("delta_rule_states", heads, samples, 2 * OF_VALUES, args));
+        self.launch(if on_cores {
+            let shared = ON_CORES + of_tile(DELTA_CHUNK, COLUMNS);
+            of_columns("delta_rule_states_mma", heads, samples, shared, args)
+        } else {
+            let shared = in_fp32(heads, 2 * OF_VALUES);
+            of_columns("delta_rule_states", heads, samples, shared, args)
+        });
         let args = self.args(&[qkv, gates, states, d_out]).with(&[v, d_r, d_states]);
         let args = args.with(&[(self.at)(d_gates), d_keys, values(&[qkv, d_out])?]);
         let args = delta_parameters(args, heads, starts);
         let grid = [heads.places(), heads.values, samples];
-        let launch = Launch::new("delta_rule_gradients", grid, THREADS, args);
-        let shared = RULE + 2 * PAIRS + GRADIENTS;
+        let (kernel, shared) = if on_cores {
+            ("delta_rule_gradients_mma", GRADIENTS_ON_CORES)
+        } else {
+            ("delta_rule_gradients", RULE + 2 * PAIRS + GRADIENTS)
+        };
+        let launch = Launch::new(kernel, grid, THREADS, args);
         self.launch(Launch { shared_bytes: shared as u32, ..launch });
         let DeltaHeads { keys, values: of_values, key_dim, value_dim, .. } = heads;
         let args = self.args(&[qkv]).with(&[d_keys, (self.at)(d_qkv), values(&[qkv, d_qkv])?]);
@@ -209,17 +245,27 @@ impl Launcher<'_> {
     }
 }
 
-/// A launch with a block for each run of columns of values, head of values and sample. `more`: bytes
-/// of shared memory besides the rule, the pairs and a state.
+/// Whether the rule runs on tensor cores: products of bf16, from compute capability 8.0 on.
+fn on_tensor_cores(sm: u32, heads: DeltaHeads, tensors: &[Tensor]) -> bool {
+    let are_bf16 = tensors.iter().all(|t| t.dtype() == Dtype::Bf16);
+    sm >= 80 && are_bf16 && heads.key_dim <= WIDEST_KEY
+}
+
+/// Bytes of shared memory of a kernel without tensor cores. `more`: those besides the rule, the
+/// pairs and a state.
+const fn in_fp32(heads: DeltaHeads, more: usize) -> usize {
+    RULE + PAIRS + more + 4 * heads.key_dim.next_multiple_of(STRIP) * COLUMNS
+}
+
+/// A launch with a block for each run of columns of values, head of values and sample.
 fn of_columns(
     kernel: &'static str,
     heads: DeltaHeads,
     samples: usize,
-    more: usize,
+    shared_bytes: usize,
     args: Args,
 ) -> Launch {
     let grid = [heads.value_dim.div_ceil(COLUMNS), heads.values, samples];
-    let state = 4 * heads.key_dim.next_multiple_of(STRIP) * COLUMNS;
     let launch = Launch::new(kernel, grid, THREADS, args);
-    Launch { shared_bytes: (RULE + PAIRS + more + state) as u32, ..launch }
+    Launch { shared_bytes: shared_bytes as u32, ..launch }
 }

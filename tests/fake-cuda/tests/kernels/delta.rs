@@ -58,22 +58,45 @@ impl RuleTensors {
     }
 }
 
+/// Largest difference on tensor cores, where each factor has 16 digits in base 2.
+const ON_TENSOR_CORES: f64 = 4e-6;
+
 fn heads(keys: usize, values: usize, (key_dim, value_dim): (usize, usize), t: usize) -> DeltaHeads {
     DeltaHeads { keys, values, key_dim, value_dim, seq_len: t }
 }
 
-#[test]
-fn the_rule_and_its_gradients_agree() {
-    // Keys and values of parts of a tile, of several and of the widest; chunks of one row and of
-    // parts; documents in two samples.
-    let cases: [(DeltaHeads, usize, &[usize]); 4] = [
+/// Heads, samples, and the lengths of their documents: keys and values of parts of a tile, of several
+/// and of the widest; chunks of one row and of parts; documents in two samples.
+fn cases() -> [(DeltaHeads, usize, &'static [usize]); 4] {
+    [
         (heads(1, 1, (3, 5), 70), 1, &[70]),
         (heads(1, 3, (18, 33), 130), 2, &[1, 65, 64, 130]),
         (heads(2, 2, (128, 40), 65), 1, &[65]),
         (heads(2, 4, (16, 16), 200), 1, &[63, 7, 65, 65]),
-    ];
+    ]
+}
+
+#[test]
+fn the_rule_and_its_gradients_agree_on_tensor_cores() {
+    for (i, (heads, samples, lengths)) in cases().into_iter().enumerate() {
+        let mut rig = Rig::new(i % 2);
+        rig.sm = 80;
+        let of = RuleTensors::new(&mut rig, Dtype::Bf16, heads, samples);
+        let starts = rig.put_starts(heads.seq_len, lengths, 0..samples * heads.seq_len);
+        let mut pair = rig.open();
+        for starts in [None, Some(starts)] {
+            let [forward, backward] = of.ops(starts);
+            pair.check(&forward, ON_TENSOR_CORES, 1.0);
+            pair.check(&backward, ON_TENSOR_CORES, 1.0);
+            pair.check(&of.continued(starts), ON_TENSOR_CORES, 1.0);
+        }
+    }
+}
+
+#[test]
+fn the_rule_and_its_gradients_agree() {
     for (dtype, skew) in VALUES.into_iter().zip([0, 1, 0]) {
-        for (heads, samples, lengths) in cases {
+        for (heads, samples, lengths) in cases() {
             let mut rig = Rig::new(skew);
             let of = RuleTensors::new(&mut rig, dtype, heads, samples);
             let starts = rig.put_starts(heads.seq_len, lengths, 0..samples * heads.seq_len);
