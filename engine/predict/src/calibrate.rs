@@ -205,7 +205,10 @@ fn explain(timed: &[OpTiming], cores: usize) -> MeasuredConfig {
         };
         (name, [of(false), of(true)])
     };
-    let plain = |w: &Work| matches!(w.kind, WorkKind::Kernel | WorkKind::Up | WorkKind::Down);
+    let plain = |w: &Work| {
+        let kernel = matches!(w.kind, WorkKind::Kernel | WorkKind::DeltaRule { .. });
+        kernel || matches!(w.kind, WorkKind::Up | WorkKind::Down)
+    };
     MeasuredConfig {
         cores,
         thread_us: 0.0,

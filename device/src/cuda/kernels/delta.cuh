@@ -61,30 +61,40 @@ INLINE Chunk chunk_before(const Delta& of, int end) {
 typedef float Pairs[ROWS][ROWS + 1];      // a number for each pair of rows
 typedef float Columns[ROWS][COLUMNS + 1];  // columns of values
 
-// Replaces x by the solution of A y = x, or of A' y = x, where `pairs` has A below the diagonal. Eight lanes have a column, and a
-// lane has each eighth row.
+// Replaces x by the solution of A y = x, or of A' y = x, where `pairs` has A below the diagonal. Half of the warps do it: eight lanes
+// have two columns, and a lane has each eighth row of them.
 INLINE void solve(const Pairs& pairs, Columns& x, bool transposed) {
-  int lane = threadIdx.x % 32, part = lane % 8, column = threadIdx.x / 32 * 4 + lane / 8;
-  float y[8];
+  int lane = threadIdx.x % 32, part = lane % 8, column = threadIdx.x / 32 * 8 + lane / 8 * 2;
+  if (column >= COLUMNS) return;
+  float y[8][2];
 #pragma unroll
-  for (int m = 0; m < 8; m++) y[m] = x[part + 8 * m][column];
+  for (int m = 0; m < 8; m++)
+#pragma unroll
+    for (int c = 0; c < 2; c++) y[m][c] = x[part + 8 * m][column + c];
+  // Subtracts the products of the rows of block n of 8 and a known row.
+  auto subtract = [&](int n, float factor, const float (&known)[2]) {
+#pragma unroll
+    for (int c = 0; c < 2; c++) y[n][c] = fmaf(-factor, known[c], y[n][c]);
+  };
   if (!transposed) {
 #pragma unroll
     for (int m = 0; m < 8; m++)
       for (int of = 0; of < 8; of++) {
-        float known = __shfl_sync(0xffffffffu, y[m], lane - part + of);
+        float known[2] = {__shfl_sync(0xffffffffu, y[m][0], lane - part + of), __shfl_sync(0xffffffffu, y[m][1], lane - part + of)};
 #pragma unroll
-        for (int n = m; n < 8; n++) y[n] = fmaf(-pairs[part + 8 * n][8 * m + of], known, y[n]);
+        for (int n = m; n < 8; n++) subtract(n, pairs[part + 8 * n][8 * m + of], known);
       }
   } else {
 #pragma unroll
     for (int m = 7; m >= 0; m--)
       for (int of = 7; of >= 0; of--) {
-        float known = __shfl_sync(0xffffffffu, y[m], lane - part + of);
+        float known[2] = {__shfl_sync(0xffffffffu, y[m][0], lane - part + of), __shfl_sync(0xffffffffu, y[m][1], lane - part + of)};
 #pragma unroll
-        for (int n = 0; n <= m; n++) y[n] = fmaf(-pairs[8 * m + of][part + 8 * n], known, y[n]);
+        for (int n = 0; n <= m; n++) subtract(n, pairs[8 * m + of][part + 8 * n], known);
       }
   }
 #pragma unroll
-  for (int m = 0; m < 8; m++) x[part + 8 * m][column] = y[m];
+  for (int m = 0; m < 8; m++)
+#pragma unroll
+    for (int c = 0; c < 2; c++) x[part + 8 * m][column + c] = y[m][c];
 }

@@ -322,13 +322,13 @@ INLINE void forward_on_cores(const void* qkv, const float* gates, void* out, flo
       A key, query;
       KeyTile::load_a(key, shared.keys, 16 * own_rows(), col);
       KeyTile::load_a(query, shared.queries, 16 * own_rows(), col);
-      add_links(links, key, shared.keys, col);
 #pragma unroll
       for (int block = 0; block < 4; block++) {
         if (block > own_rows()) break;
         B b;
         KeyTile::load_columns(b, shared.keys, 16 * block, col);
         add_product<false>(p[block], query, b);
+        if (block % 2 == own_half()) add_product<false>(links.sums[block / 2], key, b);
       }
       B high, low;
       ValueTile::load_rows(high, shared.tiles, col, 16 * own_half());

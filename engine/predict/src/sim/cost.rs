@@ -191,6 +191,7 @@ pub(super) fn of_rank(h: &Hardware, resources: &Resources, rank: usize, work: &W
         WorkKind::Gemm { .. }
         | WorkKind::GroupedGemm { .. }
         | WorkKind::Attention { .. }
+        | WorkKind::DeltaRule { .. }
         | WorkKind::Kernel => kernel(h, rank, work),
         WorkKind::Up | WorkKind::Down => copy(h, rank, work),
         WorkKind::Host => host(h, rank, work),
@@ -288,9 +289,11 @@ fn on_cores(m: &MeasuredMachine, work: &Work, members: usize) -> ResourceRequest
             f64::from(rounds) * work.bytes as f64 * members as f64 / by_name.unwrap_or(m.other)
         }
         WorkKind::Meeting { .. } => 0.0,
-        WorkKind::Up | WorkKind::Down | WorkKind::Kernel | WorkKind::Host => {
-            work.bytes as f64 / by_name.unwrap_or(m.other)
-        }
+        WorkKind::Up
+        | WorkKind::Down
+        | WorkKind::DeltaRule { .. }
+        | WorkKind::Kernel
+        | WorkKind::Host => work.bytes as f64 / by_name.unwrap_or(m.other),
     };
     let met = work.kind.group().is_some() && members > 1;
     let threads = if met { members as f64 } else { m.threads };

@@ -2,8 +2,8 @@
 
 use device::cuda::testing::launches;
 use device::{
-    AdmittedOp, Arena, Cargo, Device, Entry, Error, Event, Executor, Group, GroupedForm, Heads,
-    LANES, Lane, Mode, Op, Plan, Rank, Scores, Tensor, join,
+    AdmittedOp, Arena, Cargo, DeltaHeads, Device, Dtype, Entry, Error, Event, Executor, Group,
+    GroupedForm, Heads, LANES, Lane, Mode, Op, Plan, Rank, Scores, Tensor, join,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -75,6 +75,16 @@ pub enum WorkKind {
         /// Whether it is the backward pass.
         backward: bool,
     },
+    /// The gated delta rule.
+    DeltaRule {
+        /// Blocks that go through the chunks of a sample: one for each head of values and 32 of its
+        /// columns.
+        blocks: usize,
+        /// Whether all values are bf16.
+        bf16: bool,
+        /// Whether it is the backward pass.
+        backward: bool,
+    },
     /// Any other kernel of the GPU.
     Kernel,
     /// A copy to the device.
@@ -125,6 +135,13 @@ fn attention([out, lse]: [Tensor; 2], heads: Heads, scores: Scores, backward: bo
     WorkKind::Attention { scores, seq_len, window, head_dim, capped, backward }
 }
 
+fn delta_rule(qkv: Tensor, out: Tensor, heads: DeltaHeads, backward: bool) -> WorkKind {
+    let samples = qkv.shape().0 / heads.seq_len;
+    let blocks = samples * heads.values * heads.value_dim.div_ceil(32);
+    let bf16 = [qkv, out].iter().all(|t| t.dtype() == Dtype::Bf16);
+    WorkKind::DeltaRule { blocks, bf16, backward }
+}
+
 /// Number of kernels of `op` on a recent GPU; 1 for an op without kernel, which its own checks
 /// refuse.
 fn kernels(op: &Op) -> u32 {
@@ -135,7 +152,10 @@ fn kernels(op: &Op) -> u32 {
 fn calls(op: &Op, kind: WorkKind, rank: Rank) -> u32 {
     match kind {
         WorkKind::Gemm { .. } | WorkKind::Up | WorkKind::Down => 1,
-        WorkKind::Attention { .. } | WorkKind::GroupedGemm { .. } | WorkKind::Kernel => kernels(op),
+        WorkKind::Attention { .. }
+        | WorkKind::GroupedGemm { .. }
+        | WorkKind::DeltaRule { .. }
+        | WorkKind::Kernel => kernels(op),
         // The collective's own call, and an event before and after the call for the watchdog.
         WorkKind::Collective { group, .. } if rank.within(group).1 > 1 => 3,
         WorkKind::Collective { .. } | WorkKind::Meeting { .. } | WorkKind::Host => 0,
@@ -159,6 +179,12 @@ impl Work {
             }
             Op::AttentionBackward { out, lse, heads, scores, .. } => {
                 (attention([out, lse], heads, scores, true), op.bytes())
+            }
+            Op::DeltaRule { qkv, out, heads, .. } => {
+                (delta_rule(qkv, out, heads, false), op.bytes())
+            }
+            Op::DeltaRuleBackward { qkv, d_out, heads, .. } => {
+                (delta_rule(qkv, d_out, heads, true), op.bytes())
             }
             Op::Copy { src, dst } => match (src.arena(), dst.arena()) {
                 (Arena::Pinned, Arena::Device) => (WorkKind::Up, payload(src)),

@@ -1,6 +1,7 @@
 //! Counts of every kernel at the shapes of configs and models, from the interpreter of PTX, for
 //! scripts/kernel-report. Each launch is one line of fields separated by tabs. A kernel runs on a
-//! part of its rows or heads; `scale` is the whole work divided by the work of that part.
+//! part of its rows or heads; `scale` is the whole work divided by the work of that part. With
+//! arguments, only of the configs with these names.
 
 #![expect(
     clippy::expect_used,
@@ -177,7 +178,11 @@ fn main() {
     let units = UNITS.map(|unit| format!("{unit:?}"));
     println!("{}\t{}", head.replace(' ', "\t"), units.join("\t"));
     let mut programs = Programs::default();
+    let names: Vec<String> = std::env::args().skip(1).collect();
     for config in configs() {
+        if !names.is_empty() && !names.iter().any(|name| name == config.name) {
+            continue;
+        }
         for case in config.cases() {
             report(&config, &case, &mut programs);
         }

@@ -26,8 +26,9 @@ mod experts;
 #[path = "ptx/faults.rs"]
 mod faults;
 
-/// Runs `test` for each GPU generation, type and alignment; all kernels of a file must run.
-fn every_kernel_of(file: &str, test: impl Fn(&dyn Fn() -> Rig, Dtype)) {
+/// Runs `test` for each GPU generation, type and alignment; all kernels of the files must run. `files`:
+/// their names, with a space between two.
+fn every_kernel_of(files: &str, test: impl Fn(&dyn Fn() -> Rig, Dtype)) {
     if !nvrtc_or_skip() {
         return;
     }
@@ -38,7 +39,7 @@ fn every_kernel_of(file: &str, test: impl Fn(&dyn Fn() -> Rig, Dtype)) {
         }
     }
     let ran = take_ran();
-    for kernel in kernels_of(file) {
+    for kernel in files.split(' ').flat_map(kernels_of) {
         assert!(ran.contains_key(kernel), "{kernel} did not run");
     }
 }

@@ -47,8 +47,8 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest 
             batched_attention(gpu, work, products::rate(gpu, work))
         }
         WorkKind::Attention { .. } => (attention::seconds(gpu, work), work.bytes as f64),
-        _ if work.name.starts_with("delta_rule") => {
-            (work.flops / (gpu.flops_32 * DELTA_SHARE), work.bytes as f64)
+        WorkKind::DeltaRule { blocks, bf16, backward } => {
+            (delta_rule(gpu, work.flops, blocks, bf16, backward), work.bytes as f64)
         }
         _ => (moved(gpu, work), work.bytes as f64 * gpu.passes_2020(work.name)),
     };
@@ -74,10 +74,25 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest 
     ResourceRequest { fixed, amounts, ..ResourceRequest::default() }
 }
 
-/// Share of the fp32 rate at which the gated delta rule computes its FLOPs: an estimate. Its kernels use
-/// no tensor cores, load four operands from shared memory for three multiply-adds, and compute the
-/// products of queries and keys once for each 32 columns of values.
-const DELTA_SHARE: f64 = 0.15;
+/// FLOPs of the gated delta rule in a clock of a multiprocessor, as benchmarks/kernels.md estimates
+/// them, 0.45 of the way from the greatest limit to the sum of all: on tensor cores at the rates of an
+/// H100 and of an RTX 4090, and in fp32 arithmetic.
+const DELTA_FLOPS: [f64; 3] = [150.0, 90.0, 25.0];
+
+/// Seconds of the gated delta rule, whose `blocks` go through the chunks of a sample one after the
+/// other: fewer of them leave multiprocessors idle. Of the backward pass, they are half.
+fn delta_rule(gpu: &Gpu, flops: f64, blocks: usize, bf16: bool, backward: bool) -> f64 {
+    let [great, small, plain] = DELTA_FLOPS;
+    let rate = match gpu.sm {
+        _ if !bf16 => plain,
+        ..80 => plain,
+        86 | 89 | 120 => small,
+        _ => great,
+    };
+    let seconds = flops / (rate * gpu.clocks());
+    let busy = (blocks as f64 / gpu.processors as f64).min(1.0);
+    if backward { seconds * (0.5 + 0.5 / busy) } else { seconds / busy }
+}
 
 /// Seconds in which the multiprocessors move the bytes of a kernel without dense arithmetic; 0 if only
 /// the memory limits it. The software of 2020 had other kernels.
