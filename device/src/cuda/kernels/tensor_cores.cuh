@@ -276,6 +276,13 @@ template <class M, int D>
 struct Tile {
   static const int STRIDE = D + 8, THREADS = 32 * M::WARPS;
 
+  // The row that a thread copies 8 elements of. Eight threads write at once. Of 32 columns they have two rows, 4 apart, whose banks
+  // differ; those of neighbours do not.
+  static INLINE int row_of_copy() {
+    int row = threadIdx.x / (D / 8);
+    return D == 32 ? row / 8 * 8 + row % 2 * 4 + row % 8 / 2 : row;
+  }
+
   // Begins to load the first ROWS rows, 0 outside; wait_copies and a barrier follow.
   template <int ROWS>
   static INLINE void begin(u16* to, const Rows& rows) {
@@ -288,7 +295,7 @@ struct Tile {
       }
       return;
     }
-    int row = threadIdx.x / (D / 8), col = threadIdx.x % (D / 8) * 8;
+    int row = row_of_copy(), col = threadIdx.x % (D / 8) * 8;
     const int STEP = THREADS / (D / 8);
     to += row * STRIDE + col, from += row * rows.stride + col;
     int count = col < rows.width ? rows.rows - row : 0;

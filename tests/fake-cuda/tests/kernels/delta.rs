@@ -79,10 +79,13 @@ fn cases() -> [(DeltaHeads, usize, &'static [usize]); 4] {
 
 #[test]
 fn the_rule_and_its_gradients_agree_on_tensor_cores() {
-    for (i, (heads, samples, lengths)) in cases().into_iter().enumerate() {
+    let [first, ..] = cases();
+    let others = [Dtype::F16, Dtype::F32].map(|dtype| (dtype, first));
+    let all = cases().map(|case| (Dtype::Bf16, case)).into_iter().chain(others);
+    for (i, (dtype, (heads, samples, lengths))) in all.enumerate() {
         let mut rig = Rig::new(i % 2);
         rig.sm = 80;
-        let of = RuleTensors::new(&mut rig, Dtype::Bf16, heads, samples);
+        let of = RuleTensors::new(&mut rig, dtype, heads, samples);
         let starts = rig.put_starts(heads.seq_len, lengths, 0..samples * heads.seq_len);
         let mut pair = rig.open();
         for starts in [None, Some(starts)] {
