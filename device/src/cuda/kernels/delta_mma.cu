@@ -566,20 +566,19 @@ struct GradientsOnCores {
   };
 };
 
-// A thread's 4 columns of a row, as they are in memory.
+// A thread's 4 columns of a row.
 struct Four {
   float x[4];
 };
-INLINE Four load_four(const float* from, i64 at, int count) {
+INLINE Four load_four(const float* from, bool exists) {
+  float4 raw = exists ? *(const float4*)from : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  return {{raw.x, raw.y, raw.z, raw.w}};
+}
+// The same of `count` columns, which may be less than 4 and in any place.
+INLINE Four load_some(const float* from, int count) {
   Four four;
-  const float* place = from + at;
-  if (count >= 4 && aligned(place)) {
-    float4 raw = *(const float4*)place;
-    four.x[0] = raw.x, four.x[1] = raw.y, four.x[2] = raw.z, four.x[3] = raw.w;
-  } else {
 #pragma unroll
-    for (int i = 0; i < 4; i++) four.x[i] = i < count ? place[i] : 0.0f;
-  }
+  for (int i = 0; i < 4; i++) four.x[i] = i < count ? from[i] : 0.0f;
   return four;
 }
 INLINE void split_four(u16* high, u16* low, const Four& four) {
@@ -591,33 +590,52 @@ INLINE void split_four(u16* high, u16* low, const Four& four) {
   *(uint2*)low = pair;
 }
 
-// Columns first.. of d_out, d_r and V of a chunk.
-struct ValueParts {
-  u32 d_out[2];
-  Four d_r, v;
+// What the gradients of a chunk are made of, in memory.
+struct Sources {
+  const u16* d_out;
+  const float *d_r, *v;
+  const float *state, *d_state;  // of the chunk; null: 0
+  bool wide;  // whether 4 columns are aligned, and exist as a whole
 };
-INLINE ValueParts load_value_parts(const Delta& of, const Chunk& chunk, const void* d_out, const float* d_r, const float* v, int first) {
-  int row = threadIdx.x / 4, col = first + threadIdx.x % 4 * 4, left = row < chunk.rows ? (int)of.value_dim - col : 0;
-  i64 at = at_out(of, chunk.first + row) + col;
-  ValueParts parts = {{0, 0}, load_four(d_r, at, left), load_four(v, at, left)};
-  const u16* from = (const u16*)d_out + at;
-  if (left >= 4 && ((u64)from & 7) == 0) {
-    uint2 raw = *(const uint2*)from;
-    parts.d_out[0] = raw.x, parts.d_out[1] = raw.y;
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (i < left) parts.d_out[i / 2] |= (u32)from[i] << (i % 2 * 16);
+// A thread's part of 16 columns of these: of a row of the chunk, and of a row of the states.
+struct Parts {
+  uint2 d_out;
+  Four d_r, v, state, d_state;
+};
+// Columns first.. of the rows of a chunk, and of row `key` of the states.
+INLINE Parts load_parts(const Delta& of, const Chunk& chunk, const Sources& from, int first, int key) {
+  int row = threadIdx.x / 4, col = first + threadIdx.x % 4 * 4, left = (int)of.value_dim - col;
+  i64 at = at_out(of, chunk.first + row) + col, at_key = (i64)key * of.value_dim + col;
+  bool has_row = row < chunk.rows && left > 0, has_key = key < (int)of.key_dim && left > 0;
+  Parts parts;
+  // All loads are under way together.
+  if (from.wide) {
+    parts.d_out.x = parts.d_out.y = 0;
+    if (has_row) parts.d_out = *(const uint2*)(from.d_out + at);
+    parts.d_r = load_four(from.d_r + at, has_row), parts.v = load_four(from.v + at, has_row);
+    parts.state = load_four(from.state + at_key, has_key && from.state);
+    parts.d_state = load_four(from.d_state + at_key, has_key && from.d_state);
+    return parts;
   }
+  u32 raw[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    if (has_row && i < left) raw[i / 2] |= (u32)from.d_out[at + i] << (i % 2 * 16);
+  parts.d_out.x = raw[0], parts.d_out.y = raw[1];
+  parts.d_r = load_some(from.d_r + at, has_row ? left : 0), parts.v = load_some(from.v + at, has_row ? left : 0);
+  parts.state = load_some(from.state + at_key, has_key && from.state ? left : 0);
+  parts.d_state = load_some(from.d_state + at_key, has_key && from.d_state ? left : 0);
   return parts;
 }
-INLINE void store_value_parts(const ValueParts& parts, GradientsOnCores& shared) {
-  int at = threadIdx.x / 4 * PartTile::STRIDE + threadIdx.x % 4 * 4;
-  uint2 raw;
-  raw.x = parts.d_out[0], raw.y = parts.d_out[1];
-  *(uint2*)(shared.d_out + at) = raw;
-  split_four(shared.d_r + at, shared.d_r + PART_TILE + at, parts.d_r);
-  split_four(shared.v + at, shared.v + PART_TILE + at, parts.v);
+INLINE int at_part() { return threadIdx.x / 4 * PartTile::STRIDE + threadIdx.x % 4 * 4; }
+INLINE void store_rows_of_parts(const Parts& parts, GradientsOnCores& shared) {
+  *(uint2*)(shared.d_out + at_part()) = parts.d_out;
+  split_four(shared.d_r + at_part(), shared.d_r + PART_TILE + at_part(), parts.d_r);
+  split_four(shared.v + at_part(), shared.v + PART_TILE + at_part(), parts.v);
+}
+INLINE void store_states_of_parts(const Parts& parts, GradientsOnCores& shared) {
+  split_four(shared.state + at_part(), shared.state + PART_TILE + at_part(), parts.state);
+  split_four(shared.d_state + at_part(), shared.d_state + PART_TILE + at_part(), parts.d_state);
 }
 
 // The block's weight of the links of a row in the gradients: dividing by it gives back what was multiplied. Of a smaller b, fp32 keeps
@@ -626,22 +644,21 @@ INLINE float weight_of(const Gates& gates, int row) { return fmaxf(gates.beta[ro
 
 // Products of pairs of rows: f_ij = d_out_i V_j M_ij and e_ij = -d_r_i V_j M_ij below the diagonal, times what makes queries and keys
 // of row i and keys of row j those of the rule, e_ij also times b_i; the products of d_out, and of d_r and the values, of each row.
-INLINE void multiply_values(const Delta& of, const Chunk& chunk, const void* qkv, const void* d_out, const float* d_r,
-                            const float* v, GradientsOnCores& shared) {
+INLINE void multiply_values(const Delta& of, const Chunk& chunk, const void* qkv, const Sources& from, GradientsOnCores& shared) {
   float f[2][2][4] = {}, e[2][2][4] = {}, of_v = 0.0f;
-  int row = threadIdx.x / 4;
-  ValueParts parts = load_value_parts(of, chunk, d_out, d_r, v, 0);
+  int row = threadIdx.x / 4, no_key = of.key_dim;
+  Parts parts = load_parts(of, chunk, from, 0, no_key);
 #pragma unroll 1
   for (int first = 0; first < (int)of.value_dim; first += PART) {
     __syncthreads();
-    store_value_parts(parts, shared);
+    store_rows_of_parts(parts, shared);
     int col = first + threadIdx.x % 4 * 4, left = row < chunk.rows ? (int)of.value_dim - col : 0;
     float own[4];
 #pragma unroll
     for (int i = 0; i < 4; i += 2) load_pair(qkv, at_value(of, chunk.first + row) + col + i, left - i, *(float(*)[2])(own + i));
 #pragma unroll
     for (int i = 0; i < 4; i++) of_v = fmaf(parts.d_r.x[i], own[i], of_v);
-    if (first + PART < (int)of.value_dim) parts = load_value_parts(of, chunk, d_out, d_r, v, first + PART);
+    if (first + PART < (int)of.value_dim) parts = load_parts(of, chunk, from, first + PART, no_key);
     __syncthreads();
     A of_out, high, low;
     PartTile::load_a(of_out, shared.d_out, 16 * own_rows(), 0);
@@ -747,17 +764,19 @@ INLINE void gradients_on_cores(const void* qkv, const float* gates_of, const flo
   const Gates& gates = shared.gates;
   int run = blockIdx.x * ROWS, first = run - (run - document_of(of, run)) % ROWS;
   if (first < run) first += chunk_from(of, first).rows;
+  bool wide = of.value_dim % 4 == 0 && ((u64)d_out & 7) == 0 && aligned(d_r) && aligned(v) && aligned(states) && aligned(d_states);
 #pragma unroll 1
   while (first < run + ROWS && first < (int)of.seq_len) {
     Chunk chunk = chunk_from(of, first);
     first += chunk.rows;
-    i64 before = at_state(of, chunk.first), after = at_state(of, chunk.first + chunk.rows);
+    Sources from = {(const u16*)d_out, d_r, v, chunk.is_first ? nullptr : states + at_state(of, chunk.first),
+                    chunk.is_last ? nullptr : d_states + at_state(of, chunk.first + chunk.rows), wide};
     KeyTile::begin<ROWS>(shared.whole, key_rows(of, chunk, qkv, 0, 0));
     KeyTile::begin<ROWS>(shared.whole + KEY_TILE, key_rows(of, chunk, qkv, 1, 0));
     Cores::wait_copies();
     __syncthreads();
     read_gates(of, chunk, gates_of, shared.whole, shared.gates);
-    multiply_values(of, chunk, qkv, d_out, d_r, v, shared);
+    multiply_values(of, chunk, qkv, from, shared);
     // Of the lane's two rows: products with gradients.
     float of_q[2] = {}, of_c[2] = {}, of_k[2] = {}, at_end = 0.0f, of_states = 0.0f;
 #pragma unroll 1
@@ -767,20 +786,16 @@ INLINE void gradients_on_cores(const void* qkv, const float* gates_of, const flo
       KeyPartTile::begin<ROWS>(shared.queries, key_rows(of, chunk, qkv, 0, k0));
       KeyPartTile::begin<ROWS>(shared.keys, key_rows(of, chunk, qkv, 1, k0));
       KeySums z = {}, x = {}, h = {};
-      int key = k0 + threadIdx.x / 4, part_at = threadIdx.x / 4 * PartTile::STRIDE + threadIdx.x % 4 * 4;
-      bool has_key = key < (int)of.key_dim;
+      int key = k0 + threadIdx.x / 4;
+      Parts parts = load_parts(of, chunk, from, 0, key);
 #pragma unroll 1
       for (int c0 = 0; c0 < (int)of.value_dim; c0 += PART) {
-        int col = c0 + threadIdx.x % 4 * 4, left = has_key ? (int)of.value_dim - col : 0;
-        i64 at = (i64)key * of.value_dim + col;
-        ValueParts parts = load_value_parts(of, chunk, d_out, d_r, v, c0);
-        Four s = load_four(states, before + at, chunk.is_first ? 0 : left), d_s = load_four(d_states, after + at, chunk.is_last ? 0 : left);
 #pragma unroll
-        for (int i = 0; i < 4; i++) of_states = fmaf(s.x[i], d_s.x[i], of_states);
+        for (int i = 0; i < 4; i++) of_states = fmaf(parts.state.x[i], parts.d_state.x[i], of_states);
         __syncthreads();
-        store_value_parts(parts, shared);
-        split_four(shared.state + part_at, shared.state + PART_TILE + part_at, s);
-        split_four(shared.d_state + part_at, shared.d_state + PART_TILE + part_at, d_s);
+        store_rows_of_parts(parts, shared);
+        store_states_of_parts(parts, shared);
+        if (c0 + PART < (int)of.value_dim) parts = load_parts(of, chunk, from, c0 + PART, key);
         __syncthreads();
         A a;
         PartTile::load_a(a, shared.d_out, 16 * own_rows(), 0);

@@ -26,7 +26,7 @@ use crate::report::stage::Stage;
 use crate::report::stderr;
 use checkpoint::Checkpoint;
 use checkpoint::rollback::RollbackHistory;
-use config::{DeviceConfig, in_line};
+use config::{Adapter, DeviceConfig, in_line};
 use device::ErrorKind;
 use device::numerics::SimdPath;
 use engine::metrics::{LONGEST_METRICS, MetricsWriter, losses};
@@ -324,19 +324,24 @@ impl Session<'_> {
 
     /// The model in words, and its adapters.
     fn model_words(&self) -> String {
-        let (m, shape) = (&self.run.loaded.config.model, self.run.built.decoder.shape());
-        let model = model_words(m, shape.parameters() as f64);
-        match shape.adapters() {
-            None if shape.has_frozen_params() => format!(
-                "{model}\n{} parameters are trained, the others are frozen",
-                count(shape.trained_parameters() as f64)
-            ),
-            None => model,
-            Some(adapters) => format!(
-                "{model}\nadapter rank {}: {} parameters are trained, the model is frozen",
-                adapters.rank,
-                count(shape.trained_parameters() as f64)
-            ),
+        let (config, shape) = (&self.run.loaded.config, self.run.built.decoder.shape());
+        let model = model_words(&config.model, shape.parameters() as f64);
+        let trained = count(shape.trained_parameters() as f64);
+        match &config.adapter {
+            Adapter::None if shape.has_frozen_params() => {
+                format!("{model}\n{trained} parameters are trained, the others are frozen")
+            }
+            Adapter::None => model,
+            Adapter::Lora { rank, alpha, dropout, targets, .. } => {
+                let drops = match *dropout {
+                    0.0 => String::new(),
+                    share => format!(", dropout {share}"),
+                };
+                let linears = targets.names(&config.model).join(", ");
+                format!(
+                    "{model}\nadapter {trained} parameters are trained, the model is frozen: rank {rank}, alpha {alpha}{drops}, on {linears}"
+                )
+            }
         }
     }
 

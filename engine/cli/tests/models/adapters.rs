@@ -40,6 +40,9 @@ fn adapters_are_trained_resumed_merged_and_go_on_from_a_folder_of_peft() {
         folder.onebox(&[&["train", "half/config.ron", "--run-dir", "half"], &other[..]].concat());
     let said = said.ok().stderr;
     assert!(said.contains("no step was left: set train.steps") && !said.contains("NaN"), "{said}");
+    let line = said.lines().find(|line| line.starts_with("adapter ")).unwrap();
+    let settings = "the model is frozen: rank 4, alpha 9, on q_proj, k_proj, ";
+    assert!(line.contains(settings) && !line.contains("dropout"), "{line}");
     let export = |more: &[&str]| {
         let args = [&["checkpoint", "export", "half"], more].concat();
         folder.onebox(&args)

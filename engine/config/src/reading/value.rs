@@ -4,7 +4,8 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::{
-    Complaint, NodeKind, ParseResult, format_bytes, meant, parse_bytes, short, ticked, value_answer,
+    Complaint, Field, NodeKind, ParseResult, format_bytes, meant, parse_bytes, short, ticked,
+    value_answer,
 };
 use files::foreign_text::foreign;
 
@@ -257,9 +258,25 @@ impl Item<'_> {
             (Some(example), _, NodeKind::Text) => format!("write `{example}` without the quotes"),
             (Some(example), ..) => format!("write `{example}`"),
             (None, Some(answer), _) => answer.into(),
+            (None, None, NodeKind::Struct { name: None, fields }) => before_keys(examples, fields),
             (None, None, _) => format!("write {}", ticked(examples)),
         };
         self.expected(&ticked(examples), help)
+    }
+}
+
+/// Remedy for keys without the name of a variant, as `--set` makes them of `adapter.rank=8`.
+fn before_keys(examples: &[&'static str], fields: &[Field]) -> String {
+    let keys: Vec<String> = fields.iter().map(|field| format!("{}: ...", field.key)).collect();
+    let with_keys = examples.iter().filter(|example| example.contains('('));
+    let all: Vec<String> =
+        with_keys.map(|example| format!("{}({})", name_of(example), keys.join(", "))).collect();
+    match all.as_slice() {
+        [] => format!("write {}", ticked(examples)),
+        all => {
+            let all: Vec<&str> = all.iter().map(String::as_str).collect();
+            format!("write the name before the keys: {}", ticked(&all))
+        }
     }
 }
 

@@ -56,3 +56,11 @@ fn adapters_of_linears_of_gated_delta_nets() {
     let without = ["model.family=Llama", "adapter=Lora(targets: [\"in_proj_z\"])"];
     refuses(&without, "adapter.targets", &["no adapter of the linear `in_proj_z`"]);
 }
+
+#[test]
+fn keys_of_adapters_without_their_name() {
+    let expected = ["found a group of keys", "the name before the keys: `Lora(dropout: ...)`"];
+    refuses(&["adapter.dropout=0.1"], "adapter", &expected);
+    let expected = ["the name before the keys: `Lora(rank: ..., alpha: ...)`"];
+    refuses(&["adapter=(rank: 8, alpha: 16)"], "adapter", &expected);
+}
