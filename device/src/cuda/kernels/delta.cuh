@@ -1,5 +1,5 @@
-// The gated delta rule: rows, chunks, and the triangular systems. A chunk has up to 64 rows of a document; rows behind its last one count
-// 0. A block of 256 threads has a head of values of a sample.
+// The gated delta rule: rows, chunks, and the triangular systems. A chunk has up to 64 rows of a document; rows behind its last one are
+// 0. A block of 256 threads has one head of values of one sample: 32 columns of the head, or the chunks of a run of 64 rows.
 
 const int ROWS = 64;      // rows of a chunk
 const int COLUMNS = 32;  // columns of values of a block

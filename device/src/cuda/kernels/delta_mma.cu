@@ -1,7 +1,7 @@
-// The gated delta rule in chunks on tensor cores, for bf16. delta.cu has the same rule in plain fp32. Queries and keys are operands as
-// they are in memory, so their products are exact before the fp32 sums, and lengths are factors of sums. Every number that is not
-// stored as bf16 enters a product as the sum of two bf16 numbers, which keeps 16 of its digits. The triangular systems are solved in fp32.
-// A block has 8 warps. Warp w has rows 16 (w % 4).. of a chunk, and half w / 4 of the columns.
+// The gated delta rule in chunks on tensor cores, for bf16. delta.cu has the same rule in plain fp32. Queries and keys enter products as
+// they are stored: each product is exact before it is added in fp32, and 1 / length multiplies the sums. Every number that is not
+// stored as bf16 enters a product as the sum of two bf16 numbers, which keeps 16 binary digits of it. The triangular systems are solved
+// in fp32. A block has 8 warps. Warp w has the 16 rows of a chunk from 16 (w % 4) on, and half w / 4 of the columns.
 
 #include "tensor_cores.cuh"
 #include "delta.cuh"
@@ -24,7 +24,7 @@ INLINE int own_half() { return threadIdx.x / 128; }
 INLINE int row_of_sum(int e) { return 16 * own_rows() + Cores::row() + e / 2 * Cores::ROW_STEP; }
 INLINE int col_of_sum(int n, int e) { return 8 * n + Cores::col() + e % 2; }
 
-// Two numbers, each as the sum of two of 16 bits.
+// Two fp32 numbers, each as the sum of a high and a low number of bf16.
 struct Split {
   u32 high, low;
 };
@@ -49,7 +49,7 @@ INLINE void split_row(u16* high, u16* low, const float (&x)[8]) {
   *(uint4*)low = make_uint4(pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low);
 }
 
-// The block `sums` += a b: of an operand b by columns or by rows, of one that is split, and of two that are split.
+// The block `sums` += a b, for an operand b by columns or by rows: of two operands; of two that are split.
 template <bool BY_ROWS>
 INLINE void add_product(float (&sums)[2][4], const A& a, const B& b) {
   Cores::multiply<T, BY_ROWS>(sums[0], sums[1], a, b);
@@ -61,7 +61,7 @@ INLINE void add_product(float (&sums)[2][4], const A& high, const A& low, const 
   add_product<BY_ROWS>(sums, low, b_high);
 }
 
-// Gates of the rows of a chunk and what makes queries and keys those of the rule.
+// Gates of the rows of a chunk, and the factors that give queries (0) and keys (1) their lengths.
 struct Gates {
   float beta[ROWS], sums[ROWS];  // b; running sums of g, in units of log 2
   float scales[2][ROWS];
@@ -74,8 +74,8 @@ INLINE Rows key_rows(const Delta& of, const Chunk& chunk, const void* qkv, int p
   return {qkv, BF16, at_key(of, chunk.first, part) + first, columns(of), chunk.rows, (int)of.key_dim - first};
 }
 
-// Reads the gates of a chunk, and the lengths of its queries and keys from their tiles, which are there. The result may be used
-// after the call.
+// Reads the gates of a chunk, and the lengths of its queries and keys from their tiles, whose copies have arrived. All threads may
+// use the result after the call.
 INLINE void read_gates(const Delta& of, const Chunk& chunk, const float* from, const u16* queries, Gates& gates) {
   int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 16;
   const u16* tile = queries + row * KeyTile::STRIDE + lane / 16 * (KEYS / 2);
@@ -102,20 +102,21 @@ INLINE void read_gates(const Delta& of, const Chunk& chunk, const float* from, c
       gates.beta[at] = at < chunk.rows ? from[at_gate(of, chunk.first + at, 0)] : 0.0f;
       g[i] = at < chunk.rows ? from[at_gate(of, chunk.first + at, 1)] : 0.0f;
     }
-    float sum = g[0] + g[1], before = sum;
+    float sum = g[0] + g[1];
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-      float other = __shfl_sync(0xffffffffu, before, (lane - step) & 31);
-      if (lane >= step) before += other;
+      float other = __shfl_sync(0xffffffffu, sum, (lane - step) & 31);
+      if (lane >= step) sum += other;
     }
-    before -= sum;
+    // A difference of sums would lose the digits of a small gate next to a large one.
+    float other = __shfl_sync(0xffffffffu, sum, (lane - 1) & 31), before = lane ? other : 0.0f;
     const float TO_LOG2 = 1.44269504088896340736f;
-    gates.sums[2 * lane] = (before + g[0]) * TO_LOG2, gates.sums[2 * lane + 1] = (before + sum) * TO_LOG2;
+    gates.sums[2 * lane] = (before + g[0]) * TO_LOG2, gates.sums[2 * lane + 1] = (before + g[0] + g[1]) * TO_LOG2;
   }
   __syncthreads();
 }
 
-// A state (keys, COLUMNS), or its gradient: a warp has keys 16 (w % 4).. and 64 more, and half of the columns.
+// A state (keys, COLUMNS), or its gradient: a warp has the 16 keys from 16 (w % 4) on, those 64 further, and half of the columns.
 typedef float State[2][2][4];
 // Calls f with the key, the column of the block, and the two sums from there on.
 template <class F>
@@ -174,8 +175,8 @@ INLINE void load_state(const StateRows& at, State& state, const float* from) {
     }
   });
 }
-// state *= decay; state += x' y, for queries or keys x and y (ROWS, COLUMNS), which is split.
-INLINE void add_to_state(State& state, const u16* x, const u16* y) {
+// sums += x' y, for queries or keys x and y (ROWS, COLUMNS), which is split.
+INLINE void add_outer_product(State& sums, const u16* x, const u16* y) {
 #pragma unroll
   for (int j = 0; j < ROWS / 16; j++) {
     B high, low;
@@ -185,13 +186,21 @@ INLINE void add_to_state(State& state, const u16* x, const u16* y) {
     for (int b = 0; b < 2; b++) {
       A a;
       Cores::load_a_transposed(a, x + 16 * j * KeyTile::STRIDE + 16 * own_rows() + 64 * b, KeyTile::STRIDE);
-      add_product<true>(state[b], a, high);
-      add_product<true>(state[b], a, low);
+      add_product<true>(sums[b], a, high);
+      add_product<true>(sums[b], a, low);
     }
   }
 }
+// state = decay state + sums. Tensor cores cut off the digits behind those of their sums, so a state is never one of their sums.
+INLINE void decay_state(State& state, float decay, const State& sums) {
+#pragma unroll
+  for (int b = 0; b < 2; b++)
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) state[b][n][e] = fmaf(decay, state[b][n][e], sums[b][n][e]);
+}
 
-// Products with keys: of the warp's rows of keys with other rows of keys, and with a state.
 // The part of A that the warp has: blocks of its rows and every other 16 columns below the diagonal.
 struct Links {
   float sums[2][2][4];
@@ -222,13 +231,13 @@ INLINE void store_links(const Links& links, const Gates& gates, Pairs& pairs) {
   }
 }
 
-// The warp's block of sums (16, 16) += its rows of queries or keys times the state in tiles, for 16 keys.
+// The warp's block of sums (16, 16) += its rows of queries or keys times the state in tiles, for 16 columns of keys.
 INLINE void add_state_product(float (&sums)[2][4], const A& rows, const B& high, const B& low) {
   add_product<true>(sums, rows, high);
   add_product<true>(sums, rows, low);
 }
 
-// The element of the block's values at a row of the chunk, and the next one; 0 where there is none.
+// Elements `at` and `at` + 1 of x, of which `count` exist; the others are 0.
 INLINE void load_pair(const void* x, i64 at, int count, float (&v)[2]) {
   const u16* from = (const u16*)x + at;
   u32 raw = 0;
@@ -389,14 +398,16 @@ INLINE void forward_on_cores(const void* qkv, const float* gates, void* out, flo
         i64 at = at_out(of, first + row) + blockIdx.x * COLUMNS + col;
         store_pair(out, at, columns_left(of, chunk, row, col), o[n][e], o[n][e + 1]);
       }
-    float decay = exp2_fast(shared.gates.sums[ROWS - 1]);
-    each_pair_of_state(state, [&](int, int, float& a, float& b) { a *= decay, b *= decay; });
-    add_to_state(state, shared.keys, shared.tiles + 2 * VALUE_TILE);
+    // The lanes of a warp take part in products together again.
+    __syncwarp();
+    State sums = {};
+    add_outer_product(sums, shared.keys, shared.tiles + 2 * VALUE_TILE);
+    decay_state(state, exp2_fast(shared.gates.sums[ROWS - 1]), sums);
     first += chunk.rows;
     // All warps have left the tiles.
     __syncthreads();
   }
-  // The last run alone can be so short that no chunk begins in it.
+  // A chunk begins in every run but perhaps the last, which can be short.
   if ((run + 1) * ROWS < (int)of.seq_len) store_state(of_state, state, states + at_state(of, (run + 1) * ROWS), true);
 }
 
@@ -442,7 +453,7 @@ INLINE void states_on_cores(const void* qkv, const float* gates, const float* st
     __syncthreads();
     read_gates(of, chunk, gates, shared.queries, shared.gates);
     Links links = {};
-    // Products of the warp's keys and the queries of their rows and of later ones.
+    // Products of the warp's keys with the queries of the same and of later rows.
     float p[4][2][4] = {}, w[2][4] = {}, d[2][4] = {};
 #pragma unroll 1
     for (int col = 0; col < (int)of.key_dim; col += 16) {
@@ -528,10 +539,10 @@ INLINE void states_on_cores(const void* qkv, const float* gates, const float* st
     }
     __syncthreads();
     if (!chunk.is_first) {
-      float decay = exp2_fast(shared.gates.sums[ROWS - 1]);
-      each_pair_of_state(d_state, [&](int, int, float& a, float& b) { a *= decay, b *= decay; });
-      add_to_state(d_state, shared.queries, shared.tiles);
-      add_to_state(d_state, shared.keys, shared.tiles + 2 * VALUE_TILE);
+      State sums = {};
+      add_outer_product(sums, shared.queries, shared.tiles);
+      add_outer_product(sums, shared.keys, shared.tiles + 2 * VALUE_TILE);
+      decay_state(d_state, exp2_fast(shared.gates.sums[ROWS - 1]), sums);
       store_state(of_state, d_state, d_states + place, false);
       // All warps have left the tiles.
       __syncthreads();
@@ -638,9 +649,12 @@ INLINE void store_states_of_parts(const Parts& parts, GradientsOnCores& shared) 
   split_four(shared.d_state + at_part(), shared.d_state + PART_TILE + at_part(), parts.d_state);
 }
 
-// The block's weight of the links of a row in the gradients: dividing by it gives back what was multiplied. Of a smaller b, fp32 keeps
-// nothing beside the other terms.
-INLINE float weight_of(const Gates& gates, int row) { return fmaxf(gates.beta[row], 8.6736174e-19f); }  // 2^-60
+// The factor b of a row i in the stored e_ij. Results are divided by it again, so it is not 0: less than 2^-60 becomes 2^-60, and the
+// term with this factor is then too small to matter.
+INLINE float weight_of(const Gates& gates, int row) {
+  const float LEAST = 8.6736174e-19f;
+  return gates.beta[row] < LEAST ? LEAST : gates.beta[row];
+}
 
 // Products of pairs of rows: f_ij = d_out_i V_j M_ij and e_ij = -d_r_i V_j M_ij below the diagonal, times what makes queries and keys
 // of row i and keys of row j those of the rule, e_ij also times b_i; the products of d_out, and of d_r and the values, of each row.
@@ -692,9 +706,11 @@ INLINE void multiply_values(const Delta& of, const Chunk& chunk, const void* qkv
         float of_query = gates.scales[0][row], of_key = -gates.scales[1][row] * weight_of(gates, row), x[2], y[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-          float factor = col + j < row ? between(gates, row, col + j) * gates.scales[1][col + j] : 0.0f;
           if (col + j == row) shared.own[row] = f[i][n][s + j];
-          x[j] = f[i][n][s + j] * of_query * factor, y[j] = e[i][n][s + j] * of_key * factor;
+          bool is_below = col + j < row;
+          float factor = is_below ? between(gates, row, col + j) * gates.scales[1][col + j] : 0.0f;
+          x[j] = is_below ? f[i][n][s + j] * of_query * factor : 0.0f;
+          y[j] = is_below ? e[i][n][s + j] * of_key * factor : 0.0f;
         }
         Split of_f = split(x[0], x[1]), of_e = split(y[0], y[1]);
         *(u32*)(shared.pairs.f + at) = of_f.high, *(u32*)(shared.pairs.f + PAIR_TILE + at) = of_f.low;
@@ -716,7 +732,8 @@ INLINE void add_state_parts(KeySums& sums, const A& high, const u16* state) {
     add_product<false>(sums[i], high, b_low);
   }
 }
-INLINE void add_state_parts(KeySums& sums, const A& low, const u16* state, bool) {
+// The same of the low half of rows of d_r or V.
+INLINE void add_low_state_parts(KeySums& sums, const A& low, const u16* state) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     B b_high;
@@ -803,11 +820,11 @@ INLINE void gradients_on_cores(const void* qkv, const float* gates_of, const flo
         PartTile::load_a(a, shared.d_r, 16 * own_rows(), 0);
         add_state_parts(x, a, shared.state);
         PartTile::load_a(a, shared.d_r + PART_TILE, 16 * own_rows(), 0);
-        add_state_parts(x, a, shared.state, true);
+        add_low_state_parts(x, a, shared.state);
         PartTile::load_a(a, shared.v, 16 * own_rows(), 0);
         add_state_parts(h, a, shared.d_state);
         PartTile::load_a(a, shared.v + PART_TILE, 16 * own_rows(), 0);
-        add_state_parts(h, a, shared.d_state, true);
+        add_low_state_parts(h, a, shared.d_state);
       }
       Cores::wait_copies();
       __syncthreads();

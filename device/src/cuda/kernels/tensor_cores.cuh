@@ -276,8 +276,8 @@ template <class M, int D>
 struct Tile {
   static const int STRIDE = D + 8, THREADS = 32 * M::WARPS;
 
-  // The row that a thread copies 8 elements of. Eight threads write at once. Of 32 columns they have two rows, 4 apart, whose banks
-  // differ; those of neighbours do not.
+  // The row of which a thread copies 8 elements. Eight threads write at once: of 32 columns, two rows. Rows 4 apart are in different
+  // banks; neighbouring rows share some.
   static INLINE int row_of_copy() {
     int row = threadIdx.x / (D / 8);
     return D == 32 ? row / 8 * 8 + row % 2 * 4 + row % 8 / 2 : row;

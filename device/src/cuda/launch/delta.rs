@@ -1,7 +1,7 @@
 //! Launches of the gated delta rule, and of the ops around it.
 
 use super::{Args, Dtype, Launch, Launcher, Op, RUN, Tensor, is, no_kernel, values};
-use crate::op::{DELTA_CHUNK, DeltaHeads};
+use crate::op::{DELTA_CHUNK, DeltaHeads, WIDEST_DELTA_KEY};
 
 /// Columns of values of a block of the rule, columns of keys that it reads at a time, and threads.
 const COLUMNS: usize = 32;
@@ -16,15 +16,13 @@ const OF_VALUES: usize = 4 * DELTA_CHUNK * (COLUMNS + 1);
 const GRADIENTS: usize =
     4 * (3 * DELTA_CHUNK * (STRIP + 1) + 2 * STRIP * (STRIP + 1) + 2 * DELTA_CHUNK + 2 * 32);
 
-/// Most columns of keys of the kernels on tensor cores.
-const WIDEST_KEY: usize = 128;
 /// Bytes of shared memory of the kernels on tensor cores: gates and lengths of the rows; queries and
 /// keys; pairs of rows; V; two tiles of a state. A row of a tile has 8 elements more than it needs.
 const ON_CORES: usize = 4 * 4 * DELTA_CHUNK
-    + 2 * of_tile(DELTA_CHUNK, WIDEST_KEY)
+    + 2 * of_tile(DELTA_CHUNK, WIDEST_DELTA_KEY)
     + PAIRS
     + OF_VALUES
-    + 2 * of_tile(WIDEST_KEY, COLUMNS);
+    + 2 * of_tile(WIDEST_DELTA_KEY, COLUMNS);
 /// Bytes of shared memory of the gradients of gates and keys on tensor cores: numbers of the rows;
 /// nine tiles of 16 columns of values and two of 64 columns of keys; four of pairs of rows.
 const GRADIENTS_ON_CORES: usize = 4 * (13 * DELTA_CHUNK + 2 * 32)
@@ -104,7 +102,7 @@ impl Launcher<'_> {
                 let args = args.with(&[values(&[qkv, out])?]);
                 let args = delta_parameters(args, heads, self.at_or_null(starts));
                 let samples = qkv.shape().0 / heads.seq_len;
-                self.launch(if on_tensor_cores(sm, heads, &[qkv, out]) {
+                self.launch(if on_tensor_cores(sm, &[qkv, out]) {
                     of_columns("delta_rule_mma", heads, samples, ON_CORES, args)
                 } else {
                     of_columns("delta_rule", heads, samples, in_fp32(heads, OF_VALUES), args)
@@ -206,7 +204,7 @@ impl Launcher<'_> {
         };
         [gates, states, d_gates].into_iter().try_for_each(|t| is(t, Dtype::F32))?;
         let (rows, starts) = (qkv.shape().0, self.at_or_null(starts));
-        let on_cores = on_tensor_cores(sm, heads, &[qkv, d_out, d_qkv]);
+        let on_cores = on_tensor_cores(sm, &[qkv, d_out, d_qkv]);
         let samples = rows / heads.seq_len;
         let mut at = self.scratch;
         let [v, d_r, d_states, d_keys] = parts_of_scratch(rows, heads).map(|elements| {
@@ -246,9 +244,8 @@ impl Launcher<'_> {
 }
 
 /// Whether the rule runs on tensor cores: products of bf16, from compute capability 8.0 on.
-fn on_tensor_cores(sm: u32, heads: DeltaHeads, tensors: &[Tensor]) -> bool {
-    let are_bf16 = tensors.iter().all(|t| t.dtype() == Dtype::Bf16);
-    sm >= 80 && are_bf16 && heads.key_dim <= WIDEST_KEY
+fn on_tensor_cores(sm: u32, tensors: &[Tensor]) -> bool {
+    sm >= 80 && tensors.iter().all(|t| t.dtype() == Dtype::Bf16)
 }
 
 /// Bytes of shared memory of a kernel without tensor cores. `more`: those besides the rule, the

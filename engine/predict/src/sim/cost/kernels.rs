@@ -79,19 +79,23 @@ pub(super) fn kernel(h: &Hardware, rank: usize, work: &Work) -> ResourceRequest 
 /// H100 and of an RTX 4090, and in fp32 arithmetic.
 const DELTA_FLOPS: [f64; 3] = [150.0, 90.0, 25.0];
 
+/// Share of the kernel that goes through the chunks in the time of the backward pass.
+const IN_ORDER: f64 = 0.35;
+
 /// Seconds of the gated delta rule, whose `blocks` go through the chunks of a sample one after the
-/// other: fewer of them leave multiprocessors idle. Of the backward pass, they are half.
+/// other, one on a multiprocessor at a time: those without a block of the last round are idle.
 fn delta_rule(gpu: &Gpu, flops: f64, blocks: usize, bf16: bool, backward: bool) -> f64 {
     let [great, small, plain] = DELTA_FLOPS;
     let rate = match gpu.sm {
-        _ if !bf16 => plain,
-        ..80 => plain,
-        86 | 89 | 120 => small,
-        _ => great,
+        80 | 90 | 100 | 103 if bf16 => great,
+        81.. if bf16 => small,
+        _ => plain,
     };
     let seconds = flops / (rate * gpu.clocks());
-    let busy = (blocks as f64 / gpu.processors as f64).min(1.0);
-    if backward { seconds * (0.5 + 0.5 / busy) } else { seconds / busy }
+    let rounds = (blocks as f64 / gpu.processors as f64).ceil();
+    let idle = rounds * gpu.processors as f64 / blocks as f64;
+    let in_order = if backward { IN_ORDER } else { 1.0 };
+    seconds * (1.0 - in_order + in_order * idle)
 }
 
 /// Seconds in which the multiprocessors move the bytes of a kernel without dense arithmetic; 0 if only

@@ -2,6 +2,7 @@
 
 use super::every_kernel_of;
 use crate::delta::RuleTensors;
+use crate::rig::{Rig, nvrtc_or_skip};
 use device::{DeltaHeads, Dtype, Op};
 
 #[test]
@@ -18,6 +19,22 @@ fn delta_kernels() {
             pair.check(&op, 2e-5, 1.0);
         }
     });
+}
+
+/// Queries and keys in two parts, wide loads and copies, and a document of one row before others.
+#[test]
+fn delta_kernels_of_wide_heads() {
+    if !nvrtc_or_skip() {
+        return;
+    }
+    let heads = DeltaHeads { keys: 1, values: 2, key_dim: 72, value_dim: 40, seq_len: 140 };
+    let mut rig = Rig::compiled(0, 80, 4e-6);
+    let of = RuleTensors::new(&mut rig, Dtype::Bf16, heads, 1);
+    let starts = rig.put_starts(140, &[1, 65, 74], 0..140);
+    let mut pair = rig.open();
+    for op in of.ops(Some(starts)) {
+        pair.check(&op, 2e-5, 1.0);
+    }
 }
 
 #[test]
