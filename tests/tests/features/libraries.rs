@@ -11,13 +11,16 @@ use tests::compare::RunDistance;
 const CHILD: &str = "ONEBOX_FEATURES_ON_GPUS";
 
 /// Largest distance of two libraries. cuBLASLt's algorithms and cuDNN sum in other orders, and
-/// round weights of attention to the storage type. Measured over the pairs in 16 bits: 8e-4, 9e-4
-/// and 1e-3, and 3.4e-3, 2.6e-3 and 4.3e-3 with experts, of which a token chooses others; in fp8:
+/// round weights of attention to the storage type. Measured over the pairs in 16 bits: 1e-3, 3.1e-3
+/// and 2.1e-3, and 1.1e-2, 6.3e-3 and 1.3e-2 with experts, of which a token chooses others; in fp8:
 /// 9e-3, 2.3e-2 and 6e-3.
 fn limit(sets: &[&str]) -> RunDistance {
-    match sets.contains(&"precision=Fp8") {
-        true => RunDistance { loss: 2.5e-2, norm: 7e-2, weights: 2.5e-2 },
-        false => RunDistance { loss: 6e-3, norm: 5e-3, weights: 8e-3 },
+    if sets.contains(&"precision=Fp8") {
+        RunDistance { loss: 2.5e-2, norm: 7e-2, weights: 2.5e-2 }
+    } else if sets.iter().any(|set| set.starts_with("model.experts=")) {
+        RunDistance { loss: 2.5e-2, norm: 1.5e-2, weights: 2.5e-2 }
+    } else {
+        RunDistance { loss: 4e-3, norm: 6e-3, weights: 6e-3 }
     }
 }
 
