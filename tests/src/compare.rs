@@ -67,14 +67,8 @@ pub fn contents(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
 /// # Panics
 /// If the files cannot be written.
 pub fn one_window() -> Arc<Dataset> {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = |name: &str, text: &str| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).expect("written");
-        path.display().to_string()
-    };
-    let train = file("train.txt", "the box holds a m");
-    let validation = file("validation.txt", "odel that is too large");
+    let file = |text: &str| text_file(text).display().to_string();
+    let (train, validation) = (file("the box holds a m"), file("odel that is too large"));
     let data = Corpus::open(&train, Some(&validation), DataFormat::Bytes, 0.1, 256, 16);
     Arc::new(data.unwrap_or_else(|e| panic!("{e}")).into())
 }

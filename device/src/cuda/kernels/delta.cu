@@ -25,13 +25,15 @@ INLINE void read_rule(const Delta& of, const Chunk& chunk, const void* qkv, u32 
   }
   for (int i = warp; i < 2 * ROWS; i += 8) {
     int part = i / ROWS, row = i % ROWS;
+    if (row >= chunk.rows) {
+      if (lane == 0) rule.scales[part][row] = 0.0f;
+      continue;
+    }
     float square = 0.0f;
-    if (row < chunk.rows) {
-      i64 at = at_key(of, chunk.first + row, part);
-      for (u32 col = lane; col < of.key_dim; col += 32) {
-        float x = load1(qkv, type, at + col);
-        square = fmaf(x, x, square);
-      }
+    i64 at = at_key(of, chunk.first + row, part);
+    for (u32 col = lane; col < of.key_dim; col += 32) {
+      float x = load1(qkv, type, at + col);
+      square = fmaf(x, x, square);
     }
     square = warp_combine(square, 32, plus);
     float scale = part == 0 ? 1.0f / sqrtf((float)of.key_dim) : 1.0f;
@@ -144,7 +146,7 @@ KERNEL(256) delta_rule(const void* qkv, const float* gates, void* out, float* st
     });
     store_pairs(a, 0, shared.pairs, [&](int i, int j, float x) { return x * rule.beta[i] * between(rule, i, j); });
     __syncthreads();
-    solve(shared.pairs, shared.v, false);
+    solve(shared.pairs, shared.v, chunk.rows, false);
     // Queries and keys are read again, since all sums at once do not fit into the registers.
     float p[4][4] = {}, o[8] = {};
     for (u32 k = 0; k < key_dim; k += STRIP) {
@@ -239,7 +241,7 @@ KERNEL(256) delta_rule_states(const void* qkv, const float* gates, const float* 
     });
     store_pairs(a, 0, shared.pairs, weigh);
     __syncthreads();
-    solve(shared.pairs, shared.v, false);
+    solve(shared.pairs, shared.v, chunk.rows, false);
     // Queries and keys are read again, since all sums at once do not fit into the registers.
     float p[4][4] = {}, d[8] = {};
     for (u32 k = 0; k < key_dim; k += STRIP) {
@@ -271,7 +273,7 @@ KERNEL(256) delta_rule_states(const void* qkv, const float* gates, const float* 
     store_pairs(a, 0, shared.pairs, weigh);
     each_row([&](int m, int row) { shared.v[row][tx] = row < chunk.rows ? d[m] : 0.0f; });
     __syncthreads();
-    solve(shared.pairs, shared.v, true);
+    solve(shared.pairs, shared.v, chunk.rows, true);
     __syncthreads();
     each_row([&](int, int row) {
       float r = shared.v[row][tx], beta = rule.beta[row], decay = since_start(rule, row);

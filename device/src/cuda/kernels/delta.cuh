@@ -62,8 +62,8 @@ typedef float Pairs[ROWS][ROWS + 1];      // a number for each pair of rows
 typedef float Columns[ROWS][COLUMNS + 1];  // columns of values
 
 // Replaces x by the solution of A y = x, or of A' y = x, where `pairs` has A below the diagonal. Half of the warps do it: eight lanes
-// have two columns, and a lane has each eighth row of them.
-INLINE void solve(const Pairs& pairs, Columns& x, bool transposed) {
+// have two columns, and a lane has each eighth row of them. Rows from `rows` on are 0 in both.
+INLINE void solve(const Pairs& pairs, Columns& x, int rows, bool transposed) {
   int lane = threadIdx.x % 32, part = lane % 8, column = threadIdx.x / 32 * 8 + lane / 8 * 2;
   if (column >= COLUMNS) return;
   float y[8][2];
@@ -79,7 +79,7 @@ INLINE void solve(const Pairs& pairs, Columns& x, bool transposed) {
   if (!transposed) {
 #pragma unroll
     for (int m = 0; m < 8; m++)
-      for (int of = 0; of < 8; of++) {
+      for (int of = 0; of < 8 && 8 * m < rows; of++) {
         float known[2] = {__shfl_sync(0xffffffffu, y[m][0], lane - part + of), __shfl_sync(0xffffffffu, y[m][1], lane - part + of)};
 #pragma unroll
         for (int n = m; n < 8; n++) subtract(n, pairs[part + 8 * n][8 * m + of], known);
@@ -87,7 +87,7 @@ INLINE void solve(const Pairs& pairs, Columns& x, bool transposed) {
   } else {
 #pragma unroll
     for (int m = 7; m >= 0; m--)
-      for (int of = 7; of >= 0; of--) {
+      for (int of = 7; of >= 0 && 8 * m < rows; of--) {
         float known[2] = {__shfl_sync(0xffffffffu, y[m][0], lane - part + of), __shfl_sync(0xffffffffu, y[m][1], lane - part + of)};
 #pragma unroll
         for (int n = 0; n <= m; n++) subtract(n, pairs[8 * m + of][part + 8 * n], known);

@@ -362,7 +362,7 @@ INLINE void forward_on_cores(const void* qkv, const float* gates, void* out, flo
       split_block(p_high[block], p_low[block], p[block]);
     }
     __syncthreads();
-    solve(shared.pairs, shared.v, false);
+    solve(shared.pairs, shared.v, chunk.rows, false);
     __syncthreads();
     {
       int row = row_of_thread(), at = row * ValueTile::STRIDE + col_of_thread();
@@ -476,7 +476,7 @@ INLINE void states_on_cores(const void* qkv, const float* gates, const float* st
     store_remainder(of, chunk, qkv, shared.gates, w, shared.x);
     __syncthreads();
     split_state(d_state, shared.tiles);
-    solve(shared.pairs, shared.x, false);
+    solve(shared.pairs, shared.x, chunk.rows, false);
     __syncthreads();
     store_values(of, chunk, shared.x, v);
 #pragma unroll 1
@@ -517,7 +517,7 @@ INLINE void states_on_cores(const void* qkv, const float* gates, const float* st
 #pragma unroll
       for (int e = 0; e < 4; e++) shared.x[row_of_sum(e)][16 * own_half() + col_of_sum(n, e)] = d[n][e];
     __syncthreads();
-    solve(shared.pairs, shared.x, true);
+    solve(shared.pairs, shared.x, chunk.rows, true);
     __syncthreads();
     store_values(of, chunk, shared.x, d_r);
     {
