@@ -13,7 +13,7 @@ use super::probe::guarded;
 use super::watchdog::WATCHED;
 use super::{blaslt, nccl, nvrtc};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use topology::format_bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -151,11 +151,20 @@ fn file(ordinal: usize, what: &str) -> Result<Option<PathBuf>, String> {
     let memory = driver::device_memory(ordinal)?;
     let versions = (driver::version()?, nvrtc::version()?, blaslt::version()?);
     let (library, loading) = (nccl::version().ok(), std::env::var("CUDA_MODULE_LOADING").ok());
-    let texts: Vec<String> = PROGRAMS.iter().map(Program::text).collect();
+    let kernels = hash_of_kernels();
     let key = format!(
-        "{what}\0{name}\0{sm}\0{memory}\0{versions:?}\0{library:?}\0{loading:?}\0{STREAMS}\0{texts:?}"
+        "{what}\0{name}\0{sm}\0{memory}\0{versions:?}\0{library:?}\0{loading:?}\0{STREAMS}\0{kernels:032x}"
     );
     Ok(Some(folder.join(format!("beside-{:032x}.txt", xxh3_128(key.as_bytes())))))
+}
+
+/// Hash of the texts of all kernels of ops. A search for a plan asks for it thousands of times.
+fn hash_of_kernels() -> u128 {
+    static HASH: OnceLock<u128> = OnceLock::new();
+    *HASH.get_or_init(|| {
+        let texts: Vec<String> = PROGRAMS.iter().map(Program::text).collect();
+        xxh3_128(texts.concat().as_bytes())
+    })
 }
 
 /// Bytes, and the number of measurements in a row that found them.
