@@ -10,8 +10,10 @@ fn delta_kernels() {
     every_kernel_of("delta.cu delta_mma.cu", |rig, dtype| {
         let heads = DeltaHeads { keys: 1, values: 2, key_dim: 18, value_dim: 34, seq_len: 70 };
         let mut rig = rig();
-        // Powers and square roots differ in their last digits.
-        rig.compiled = Some(2e-6);
+        // Powers of the kernels for tensor cores differ in their last digits.
+        if rig.sm >= 80 && dtype == Dtype::Bf16 {
+            rig.compiled = Some(2e-6);
+        }
         let of = RuleTensors::new(&mut rig, dtype, heads, 1);
         let starts = rig.put_starts(70, &[2, 67, 1], 0..70);
         let mut pair = rig.open();
