@@ -24,13 +24,16 @@ INLINE int own_half() { return threadIdx.x / 128; }
 INLINE int row_of_sum(int e) { return 16 * own_rows() + Cores::row() + e / 2 * Cores::ROW_STEP; }
 INLINE int col_of_sum(int n, int e) { return 8 * n + Cores::col() + e % 2; }
 
+// The bf16 number in the upper half of a word; widen_bf16 takes the lower one.
+INLINE float widen_upper(u32 x) { return __uint_as_float(x & 0xffff0000u); }
+
 // Two fp32 numbers, each as the sum of a high and a low number of bf16.
 struct Split {
   u32 high, low;
 };
 INLINE Split split(float a, float b) {
   u32 high = pack<T>(a, b);
-  return {high, pack<T>(a - widen_bf16(high), b - __uint_as_float(high & 0xffff0000u))};
+  return {high, pack<T>(a - widen_bf16(high), b - widen_upper(high))};
 }
 // Splits a block of sums into two operands a.
 INLINE void split_block(A& high, A& low, const float (&sums)[2][4]) {
@@ -49,15 +52,19 @@ INLINE void split_row(u16* high, u16* low, const float (&x)[8]) {
   *(uint4*)low = make_uint4(pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low);
 }
 
-// The block `sums` += a b, for an operand b by columns or by rows: of two operands; of two that are split.
+// The block `sums` += a b, for an operand b by columns or by rows: of two operands; of a split b; of two that are split.
 template <bool BY_ROWS>
 INLINE void add_product(float (&sums)[2][4], const A& a, const B& b) {
   Cores::multiply<T, BY_ROWS>(sums[0], sums[1], a, b);
 }
 template <bool BY_ROWS>
+INLINE void add_product(float (&sums)[2][4], const A& a, const B& b_high, const B& b_low) {
+  add_product<BY_ROWS>(sums, a, b_high);
+  add_product<BY_ROWS>(sums, a, b_low);
+}
+template <bool BY_ROWS>
 INLINE void add_product(float (&sums)[2][4], const A& high, const A& low, const B& b_high, const B& b_low) {
-  add_product<BY_ROWS>(sums, high, b_high);
-  add_product<BY_ROWS>(sums, high, b_low);
+  add_product<BY_ROWS>(sums, high, b_high, b_low);
   add_product<BY_ROWS>(sums, low, b_high);
 }
 
@@ -86,7 +93,7 @@ INLINE void read_gates(const Delta& of, const Chunk& chunk, const float* from, c
     u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      float a = widen_bf16(words[j]), b = __uint_as_float(words[j] & 0xffff0000u);
+      float a = widen_bf16(words[j]), b = widen_upper(words[j]);
       square = fmaf(a, a, square), square = fmaf(b, b, square);
     }
   }
@@ -138,41 +145,39 @@ INLINE void split_state(State& state, u16* tiles) {
     *(u32*)(tiles + STATE_TILE + key * ValueTile::STRIDE + col) = pair.low;
   });
 }
-// Places of a state in memory, in fp32: those of a thread.
-struct StateRows {
-  u32 key_dim, value_dim, first;  // `first`: the block's first column
-  bool wide;                      // pairs of columns are aligned, and exist as a whole
-};
-INLINE StateRows state_rows(const Delta& of) { return {of.key_dim, of.value_dim, blockIdx.x * COLUMNS, of.value_dim % 2 == 0}; }
-INLINE void store_state(const StateRows& at, State& state, float* to, bool is_zero) {
+// Elements 0 and 1 of `to`, of which `count` exist.
+INLINE void store_two(float* to, int count, const float (&x)[2]) {
+  if (count >= 2 && ((u64)to & 7) == 0) {
+    uint2 pair;
+    pair.x = __float_as_uint(x[0]), pair.y = __float_as_uint(x[1]);
+    *(uint2*)to = pair;
+  } else {
+    if (count > 0) to[0] = x[0];
+    if (count > 1) to[1] = x[1];
+  }
+}
+INLINE void load_two(const float* from, int count, float& a, float& b) {
+  if (count >= 2 && ((u64)from & 7) == 0) {
+    uint2 pair = *(const uint2*)from;
+    a = __uint_as_float(pair.x), b = __uint_as_float(pair.y);
+  } else {
+    a = count > 0 ? from[0] : 0.0f, b = count > 1 ? from[1] : 0.0f;
+  }
+}
+// Columns of a state in memory that exist from column `col` of the block on; 0 for a key that does not.
+INLINE int columns_of_key(const Delta& of, int key, int col) {
+  return key < (int)of.key_dim ? (int)of.value_dim - (int)(blockIdx.x * COLUMNS) - col : 0;
+}
+INLINE i64 at_state_pair(const Delta& of, int key, int col) { return (i64)key * of.value_dim + blockIdx.x * COLUMNS + col; }
+INLINE void store_state(const Delta& of, State& state, float* to, bool is_zero) {
   each_pair_of_state(state, [&](int key, int col, float a, float b) {
-    u32 c = at.first + col;
-    if (key >= (int)at.key_dim || c >= at.value_dim) return;
-    float* place = to + (i64)key * at.value_dim + c;
-    float x = is_zero ? 0.0f : a, y = is_zero ? 0.0f : b;
-    if (at.wide && ((u64)place & 7) == 0) {
-      uint2 pair;
-      pair.x = __float_as_uint(x), pair.y = __float_as_uint(y);
-      *(uint2*)place = pair;
-    } else {
-      place[0] = x;
-      if (c + 1 < at.value_dim) place[1] = y;
-    }
+    float pair[2] = {is_zero ? 0.0f : a, is_zero ? 0.0f : b};
+    store_two(to + at_state_pair(of, key, col), columns_of_key(of, key, col), pair);
   });
 }
-INLINE void load_state(const StateRows& at, State& state, const float* from) {
+INLINE void load_state(const Delta& of, State& state, const float* from) {
   each_pair_of_state(state, [&](int key, int col, float& a, float& b) {
-    u32 c = at.first + col;
-    a = b = 0.0f;
-    if (key >= (int)at.key_dim || c >= at.value_dim) return;
-    const float* place = from + (i64)key * at.value_dim + c;
-    if (at.wide && ((u64)place & 7) == 0) {
-      uint2 pair = *(const uint2*)place;
-      a = __uint_as_float(pair.x), b = __uint_as_float(pair.y);
-    } else {
-      a = place[0];
-      if (c + 1 < at.value_dim) b = place[1];
-    }
+    load_two(from + at_state_pair(of, key, col), columns_of_key(of, key, col), a, b);
   });
 }
 // sums += x' y, for queries or keys x and y (ROWS, COLUMNS), which is split.
@@ -186,8 +191,7 @@ INLINE void add_outer_product(State& sums, const u16* x, const u16* y) {
     for (int b = 0; b < 2; b++) {
       A a;
       Cores::load_a_transposed(a, x + 16 * j * KeyTile::STRIDE + 16 * own_rows() + 64 * b, KeyTile::STRIDE);
-      add_product<true>(sums[b], a, high);
-      add_product<true>(sums[b], a, low);
+      add_product<true>(sums[b], a, high, low);
     }
   }
 }
@@ -205,21 +209,25 @@ INLINE void decay_state(State& state, float decay, const State& sums) {
 struct Links {
   float sums[2][2][4];
 };
-INLINE void add_links(Links& links, const A& keys, const u16* tile, int col) {
+// Calls f with the number of each such block among the warp's, and among all.
+template <class F>
+INLINE void each_link(F f) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     int block = 2 * i + own_half();
     if (block > own_rows()) break;
+    f(i, block);
+  }
+}
+INLINE void add_links(Links& links, const A& keys, const u16* tile, int col) {
+  each_link([&](int i, int block) {
     B b;
     KeyTile::load_columns(b, tile, 16 * block, col);
     add_product<false>(links.sums[i], keys, b);
-  }
+  });
 }
 INLINE void store_links(const Links& links, const Gates& gates, Pairs& pairs) {
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    int block = 2 * i + own_half();
-    if (block > own_rows()) break;
+  each_link([&](int i, int block) {
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -228,13 +236,7 @@ INLINE void store_links(const Links& links, const Gates& gates, Pairs& pairs) {
         float x = links.sums[i][n][e] * gates.scales[1][row] * gates.scales[1][col] * gates.beta[row];
         pairs[row][col] = col < row ? x * between(gates, row, col) : 0.0f;
       }
-  }
-}
-
-// The warp's block of sums (16, 16) += its rows of queries or keys times the state in tiles, for 16 columns of keys.
-INLINE void add_state_product(float (&sums)[2][4], const A& rows, const B& high, const B& low) {
-  add_product<true>(sums, rows, high);
-  add_product<true>(sums, rows, low);
+  });
 }
 
 // Elements `at` and `at` + 1 of x, of which `count` exist; the others are 0.
@@ -246,7 +248,7 @@ INLINE void load_pair(const void* x, i64 at, int count, float (&v)[2]) {
     if (count > 0) raw = from[0];
     if (count > 1) raw |= (u32)from[1] << 16;
   }
-  v[0] = widen_bf16(raw), v[1] = __uint_as_float(raw & 0xffff0000u);
+  v[0] = widen_bf16(raw), v[1] = widen_upper(raw);
 }
 INLINE void store_pair(void* y, i64 at, int count, float a, float b) {
   u16* to = (u16*)y + at;
@@ -304,7 +306,6 @@ struct ForwardOnCores {
 INLINE void forward_on_cores(const void* qkv, const float* gates, void* out, float* states, const float* initial, const Delta& of) {
   DYNAMIC_SHARED(dynamic);
   ForwardOnCores& shared = *(ForwardOnCores*)dynamic;
-  StateRows of_state = state_rows(of);
   State state = {};
   int written = -1, run = 0;
 #pragma unroll 1
@@ -313,12 +314,12 @@ INLINE void forward_on_cores(const void* qkv, const float* gates, void* out, flo
     KeyTile::begin<ROWS>(shared.queries, key_rows(of, chunk, qkv, 0, 0));
     KeyTile::begin<ROWS>(shared.keys, key_rows(of, chunk, qkv, 1, 0));
     if (chunk.is_first) {
-      if (initial && first == 0) load_state(of_state, state, initial + at_initial(of));
+      if (initial && first == 0) load_state(of, state, initial + at_initial(of));
       else each_pair_of_state(state, [](int, int, float& a, float& b) { a = b = 0.0f; });
     }
     // At most one chunk that continues a document begins in each run of 64 rows, and its state stays there.
     run = first / ROWS;
-    if (!chunk.is_first || run != written) store_state(of_state, state, states + at_state(of, first), chunk.is_first);
+    if (!chunk.is_first || run != written) store_state(of, state, states + at_state(of, first), chunk.is_first);
     if (!chunk.is_first) written = run;
     split_state(state, shared.tiles);
     Cores::wait_copies();
@@ -342,8 +343,8 @@ INLINE void forward_on_cores(const void* qkv, const float* gates, void* out, flo
       B high, low;
       ValueTile::load_rows(high, shared.tiles, col, 16 * own_half());
       ValueTile::load_rows(low, shared.tiles + STATE_TILE, col, 16 * own_half());
-      add_state_product(w, key, high, low);
-      add_state_product(o, query, high, low);
+      add_product<true>(w, key, high, low);
+      add_product<true>(o, query, high, low);
     }
     store_links(links, shared.gates, shared.pairs);
     store_remainder(of, chunk, qkv, shared.gates, w, shared.v);
@@ -408,7 +409,7 @@ INLINE void forward_on_cores(const void* qkv, const float* gates, void* out, flo
     __syncthreads();
   }
   // A chunk begins in every run but perhaps the last, which can be short.
-  if ((run + 1) * ROWS < (int)of.seq_len) store_state(of_state, state, states + at_state(of, (run + 1) * ROWS), true);
+  if ((run + 1) * ROWS < (int)of.seq_len) store_state(of, state, states + at_state(of, (run + 1) * ROWS), true);
 }
 
 KERNEL(256) delta_rule_mma(const void* qkv, const float* gates, void* out, float* states, const float* initial, u32,
@@ -430,7 +431,6 @@ INLINE void states_on_cores(const void* qkv, const float* gates, const float* st
                             float* d_r, float* d_states, const Delta& of) {
   DYNAMIC_SHARED(dynamic);
   StatesOnCores& shared = *(StatesOnCores*)dynamic;
-  StateRows of_state = state_rows(of);
   State d_state = {};
   int row = row_of_thread(), tile_at = row * ValueTile::STRIDE + col_of_thread();
 #pragma unroll 1
@@ -445,7 +445,7 @@ INLINE void states_on_cores(const void* qkv, const float* gates, const float* st
     i64 place = at_state(of, chunk.first);
     {
       State state = {};
-      if (!chunk.is_first) load_state(of_state, state, states + place);
+      if (!chunk.is_first) load_state(of, state, states + place);
       split_state(state, shared.tiles);
     }
     if (chunk.is_last) each_pair_of_state(d_state, [](int, int, float& a, float& b) { a = b = 0.0f; });
@@ -470,7 +470,7 @@ INLINE void states_on_cores(const void* qkv, const float* gates, const float* st
       B high, low;
       ValueTile::load_rows(high, shared.tiles, col, 16 * own_half());
       ValueTile::load_rows(low, shared.tiles + STATE_TILE, col, 16 * own_half());
-      add_state_product(w, key, high, low);
+      add_product<true>(w, key, high, low);
     }
     store_links(links, shared.gates, shared.pairs);
     store_remainder(of, chunk, qkv, shared.gates, w, shared.x);
@@ -486,7 +486,7 @@ INLINE void states_on_cores(const void* qkv, const float* gates, const float* st
       KeyTile::load_a(key, shared.keys, 16 * own_rows(), col);
       ValueTile::load_rows(high, shared.tiles, col, 16 * own_half());
       ValueTile::load_rows(low, shared.tiles + STATE_TILE, col, 16 * own_half());
-      add_state_product(d, key, high, low);
+      add_product<true>(d, key, high, low);
     }
 #pragma unroll
     for (int n = 0; n < 2; n++)
@@ -529,7 +529,7 @@ INLINE void states_on_cores(const void* qkv, const float* gates, const float* st
       u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
       for (int i = 0; i < 8; i++)
-        d_o[i] = of_query * (i % 2 ? __uint_as_float(words[i / 2] & 0xffff0000u) : widen_bf16(words[i / 2]));
+        d_o[i] = of_query * (i % 2 ? widen_upper(words[i / 2]) : widen_bf16(words[i / 2]));
       split_row(shared.tiles + tile_at, shared.tiles + VALUE_TILE + tile_at, d_o);
 #pragma unroll
       for (int i = 0; i < 8; i++) d_o[i] = of_key * r[i], r[i] *= beta;
@@ -543,7 +543,7 @@ INLINE void states_on_cores(const void* qkv, const float* gates, const float* st
       add_outer_product(sums, shared.queries, shared.tiles);
       add_outer_product(sums, shared.keys, shared.tiles + 2 * VALUE_TILE);
       decay_state(d_state, exp2_fast(shared.gates.sums[ROWS - 1]), sums);
-      store_state(of_state, d_state, d_states + place, false);
+      store_state(of, d_state, d_states + place, false);
       // All warps have left the tiles.
       __syncthreads();
     }
@@ -678,26 +678,19 @@ INLINE void multiply_values(const Delta& of, const Chunk& chunk, const void* qkv
     PartTile::load_a(of_out, shared.d_out, 16 * own_rows(), 0);
     PartTile::load_a(high, shared.d_r, 16 * own_rows(), 0);
     PartTile::load_a(low, shared.d_r + PART_TILE, 16 * own_rows(), 0);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      int block = 2 * i + own_half();
-      if (block > own_rows()) break;
+    each_link([&](int i, int block) {
       B v_high, v_low;
       PartTile::load_columns(v_high, shared.v, 16 * block, 0);
       PartTile::load_columns(v_low, shared.v + PART_TILE, 16 * block, 0);
-      add_product<false>(f[i], of_out, v_high);
-      add_product<false>(f[i], of_out, v_low);
+      add_product<false>(f[i], of_out, v_high, v_low);
       add_product<false>(e[i], high, low, v_high, v_low);
-    }
+    });
   }
   of_v = warp_combine(of_v, 4, plus);
   if (threadIdx.x % 4 == 0) shared.of_v[row] = of_v;
   // All warps have left the whole queries and keys.
   const Gates& gates = shared.gates;
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    int block = 2 * i + own_half();
-    if (block > own_rows()) break;
+  each_link([&](int i, int block) {
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -716,7 +709,7 @@ INLINE void multiply_values(const Delta& of, const Chunk& chunk, const void* qkv
         *(u32*)(shared.pairs.f + at) = of_f.high, *(u32*)(shared.pairs.f + PAIR_TILE + at) = of_f.low;
         *(u32*)(shared.pairs.e + at) = of_e.high, *(u32*)(shared.pairs.e + PAIR_TILE + at) = of_e.low;
       }
-  }
+  });
 }
 
 // Sums of the warp's rows and 32 columns of keys.
@@ -728,8 +721,7 @@ INLINE void add_state_parts(KeySums& sums, const A& high, const u16* state) {
     B b_high, b_low;
     PartTile::load_columns(b_high, state, 32 * own_half() + 16 * i, 0);
     PartTile::load_columns(b_low, state + PART_TILE, 32 * own_half() + 16 * i, 0);
-    add_product<false>(sums[i], high, b_high);
-    add_product<false>(sums[i], high, b_low);
+    add_product<false>(sums[i], high, b_high, b_low);
   }
 }
 // The same of the low half of rows of d_r or V.
@@ -759,17 +751,6 @@ INLINE void add_pair_product(KeySums& sums, const u16* pairs, int block, const u
     KeyPartTile::load_rows(b, rows, 16 * block, 32 * own_half() + 16 * i);
     add_product<true>(sums[i], high, b);
     add_product<true>(sums[i], low, b);
-  }
-}
-
-INLINE void store_two(float* to, int count, const float (&x)[2]) {
-  if (count >= 2 && ((u64)to & 7) == 0) {
-    uint2 pair;
-    pair.x = __float_as_uint(x[0]), pair.y = __float_as_uint(x[1]);
-    *(uint2*)to = pair;
-  } else {
-    if (count > 0) to[0] = x[0];
-    if (count > 1) to[1] = x[1];
   }
 }
 
