@@ -19,9 +19,10 @@ train: setup ## build onebox and train the quickstart model
 	@cargo build --release --locked --bin onebox
 	@"$${CARGO_TARGET_DIR:-target}/release/onebox" train configs/quickstart.ron
 
+# A test often waits for a process or a file, so there are twice as many tests at a time as cores.
 test: ## every test, then formatting and lints
 	@env $(auto_install) scripts/setup tests
-	@cargo test --workspace --locked --offline
+	@RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(( 2 * $$(nproc) ))} cargo test --workspace --locked --offline
 	@if cargo fmt --version >/dev/null 2>&1; then \
 		cargo fmt --all --check; \
 	else \
