@@ -32,9 +32,10 @@ impl Program {
 }
 
 /// The files that programs include: names and source codes.
-const INCLUDED: [(&str, &str); 3] = [
+const INCLUDED: [(&str, &str); 4] = [
     ("attention_mma.cuh", include_str!("kernels/attention_mma.cuh")),
     ("delta.cuh", include_str!("kernels/delta.cuh")),
+    ("delta_mma.cuh", include_str!("kernels/delta_mma.cuh")),
     ("tensor_cores.cuh", include_str!("kernels/tensor_cores.cuh")),
 ];
 
@@ -68,6 +69,7 @@ pub const PROGRAMS: &[Program] = &[
     program!("delta.cu"),
     program!("delta_gates.cu"),
     program!("delta_mma.cu"),
+    program!("delta_mma_gradients.cu"),
     program!("elementwise.cu"),
     program!("embedding.cu"),
     program!("experts.cu"),

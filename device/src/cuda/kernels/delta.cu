@@ -1,5 +1,5 @@
 // The gated delta rule in chunks, in fp32 on plain cores. cpu/kernels/delta/rule.rs and rule/backward.rs have the formulas and their
-// names. delta_mma.cu has the kernels for tensor cores.
+// names. delta_mma.cu and delta_mma_gradients.cu have the kernels for tensor cores.
 
 #include "delta.cuh"
 

@@ -7,7 +7,7 @@ use device::{DeltaHeads, Dtype, Op};
 
 #[test]
 fn delta_kernels() {
-    every_kernel_of("delta.cu delta_mma.cu", |rig, dtype| {
+    every_kernel_of("delta.cu delta_mma.cu delta_mma_gradients.cu", |rig, dtype| {
         let heads = DeltaHeads { keys: 1, values: 2, key_dim: 18, value_dim: 34, seq_len: 70 };
         let mut rig = rig();
         // Powers of the kernels for tensor cores differ in their last digits.
