@@ -28,9 +28,11 @@ LIMITS = {
 GPUS = {
     "h100-1.3b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
     "llama3-8b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
+    "qwen3-14b 4090": ("RTX 4090", "89", 128, 2.5, 0.95e12, 600, 8.0),
     "gemma3-12b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
     "gemma2-9b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
     "gemma2-27b": ("H100", "90", 132, 1.7, 3.0e12, 600, 1.6),
+    "gemma2-27b 4090": ("RTX 4090", "89", 128, 2.5, 0.95e12, 600, 8.0),
     "dgx2-70b": ("V100", "70", 80, 1.4, 0.8e12, 500, 2.0),
     "qwen3-30b-a3b a100": ("A100", "80", 108, 1.41, 1.9e12, 500, 2.0),
     "qwen3-30b-a3b 4090": ("RTX 4090", "89", 128, 2.5, 0.95e12, 600, 8.0),
@@ -155,11 +157,15 @@ def beside_products(row, times):
     return (products, clocks) if products else None
 
 
+# The kinds of attention kernels on tensor cores, in the order of the simulator.
+KINDS = ["Ampere", "AmpereSmall", "AmpereWide", "AmpereCapped", "AmpereSmallCapped", "AmpereWideCapped", "Volta"]
+
+
 def constants():
     """What the simulator has of it, by architecture and pass."""
     text = (KERNELS.parents[3] / "engine/predict/src/sim/cost/attention.rs").read_text()
     found = re.findall(r"TensorCoreCost \{ shared: ([\d.]+), issue: ([\d.]+), latency: ([\d.]+) \}", text)
-    names = [(kind, name) for kind in ["Ampere", "AmpereWide", "AmpereCapped", "AmpereWideCapped", "Volta"] for name in ["attention", "attention_backward"]]
+    names = [(kind, name) for kind in KINDS for name in ["attention", "attention_backward"]]
     return {name: dict(zip(["shared", "issue", "latency"], map(float, row))) for name, row in zip(names, found, strict=True)}
 
 
@@ -172,7 +178,8 @@ def attention(rows, table):
         times, _, _, _ = estimate(row, table)
         of_op = sums.setdefault((row["config"], row["op"]), {"products": 0, "clocks": {}, "greatest": 0, "halfway": 0})
         wide, capped = row["kernel"].endswith("_256"), "_capped_" in row["kernel"]
-        of_op["kind"] = "Volta" if "_volta_" in row["kernel"] else "Ampere" + "Wide" * wide + "Capped" * capped
+        small = row["kernel"].endswith("_128") and LIMITS[GPUS[row["config"]][1]][3] == 100 << 10
+        of_op["kind"] = "Volta" if "_volta_" in row["kernel"] else "Ampere" + "Small" * small + "Wide" * wide + "Capped" * capped
         greatest = halfway = max(times.values())
         if of_products := beside_products(row, times):
             products, clocks = of_products
@@ -208,8 +215,8 @@ def page(library, disassembler, counts):
         "## As compiled",
         "",
         "Registers by architecture, and the spills (bytes) where there are any; then the loads of global memory (of 16 bytes, where a",
-        "kernel has such) that a thread of the code for sm_90 has in flight before it uses one, or the copies (`cp.async`) that it begins",
-        "before it waits for them.",
+        "kernel has such) that a thread of the code for sm_90 (of kernels named small, for sm_89) has in flight before it uses one, or the",
+        "copies (`cp.async`) that it begins before it waits for them. A kernel of 4 registers has no code for the GPU.",
         "",
         "| kernel | " + " | ".join(f"sm_{a}" for a in ARCHITECTURES) + " | declared shared bytes | loads in flight |",
         "|---" * (len(ARCHITECTURES) + 3) + "|",
@@ -217,8 +224,8 @@ def page(library, disassembler, counts):
     for name in sorted({name for name, _ in table}):
         rows = [table.get((name, a)) for a in ARCHITECTURES]
         cells = [f"{r[0]}" + (f" spills {r[2]}" if r[2] else "") if r else "-" for r in rows]
-        of_90 = table[name, "90"]
-        out.append(f"| {name} | " + " | ".join(cells) + f" | {of_90[1]} | {in_flight(of_90[3])} |")
+        shown = table[name, "89" if "_small_" in name else "90"]
+        out.append(f"| {name} | " + " | ".join(cells) + f" | {shown[1]} | {in_flight(shown[3])} |")
     out += [
         "",
         "## At the shapes of configs",
@@ -231,8 +238,10 @@ def page(library, disassembler, counts):
         "add up, and instructions that machine code has beside PTX, make a GPU slower. `roofline` is memory or tensor time over the estimate.",
         "`llama3-8b` runs samples of 1024 tokens and scales all counts of attention to 4096 by pairs of tiles, its bytes, too, which is too",
         "much for them. The Gemmas have attention in layers without a window alone, scaled to 4096 tokens; the scores of `gemma2-9b`",
-        "and `gemma2-27b` have a cap. Models of experts have the ops of a layer's experts for 8192 tokens, with as many rows for each expert;",
-        "a grouped matmul runs one expert. `qwen3.5-9b` has the gated delta rule of a layer and ops around it for one sample of 4096 tokens. Loads in flight for sm_70 are those of sm_75.",
+        "and `gemma2-27b` have a cap. On an RTX 4090 Qwen3 14B and Gemma 2 27B have the attention kernels for 100 KiB of shared memory.",
+        "Models of experts have the ops of a layer's experts for 8192 tokens, with as many rows for each expert; a grouped matmul runs one",
+        "expert. `qwen3.5-9b` has the gated delta rule of a layer and ops around it for one sample of 4096 tokens. Loads in flight for sm_70",
+        "are those of sm_75.",
         "",
         "GPUs, as assumed: " + "; ".join(
             f"{name} ({config}): {count} multiprocessors at {ghz} GHz, {bandwidth / 1e12} TB/s, {latency} clocks per load"

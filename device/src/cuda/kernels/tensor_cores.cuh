@@ -164,6 +164,33 @@ struct AmpereWide : Ampere {
   static const bool KEEPS_FORWARD = true;
 };
 
+// For heads of 65 to 128 if a multiprocessor has 100 KiB of shared memory. A block of the forward kernel takes 34816 bytes, and one of
+// the kernel by keys 35200. So two blocks share a multiprocessor, each scheduler has two warps, and one warp computes products while
+// the other computes weights. A warp has one block of queries. launch/attention.rs chooses these kernels for the same GPUs.
+struct AmpereSmall : Ampere {
+#if defined(ONEBOX_EMULATED) || (__CUDA_ARCH__ >= 860 && __CUDA_ARCH__ < 900 && __CUDA_ARCH__ != 870) || __CUDA_ARCH__ >= 1200
+  static const bool HERE = true;
+#else
+  static const bool HERE = false;
+#endif
+  static const int BLOCKS = 1;
+  static const bool KEEPS_FORWARD = true;
+};
+
+// The same for the kernel by keys, which also has a tile of values in shared memory.
+struct AmpereSmallByKeys : AmpereSmall {
+  static const int SLAB = 16;
+};
+
+// For heads of 65 to 128 on all other multiprocessors from Ampere on.
+struct AmpereLarge : Ampere {
+#ifdef ONEBOX_EMULATED
+  static const bool HERE = true;
+#else
+  static const bool HERE = Ampere::HERE && !AmpereSmall::HERE;
+#endif
+};
+
 // f16 only. m8n8k4 multiplies an 8 x 8 block for each of four groups of lanes, l / 4 % 4 = g (16 apart, too). Group g has
 // rows 4 (g % 2).. and 8 more, columns 4 (g / 2).. and 8 more of a 16 x 16 block: lanes that read at once so read four or eight
 // neighbouring rows, of different banks.

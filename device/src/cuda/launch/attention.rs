@@ -5,7 +5,8 @@ use super::{
     Args, Dropout, Dtype, Heads, Launch, Launcher, Op, RUN, Scores, Tensor, is, no_kernel, values,
 };
 
-/// Rows per tile: queries or keys of a block. Ampere's forward kernels have twice as many queries.
+/// Rows per tile: queries or keys of a block. Ampere's forward kernels have twice as many queries,
+/// except those named small.
 const TILE: usize = 64;
 
 /// Elements of the widest head that has kernels.
@@ -52,6 +53,24 @@ const AMPERE_CAPPED: [(usize, [&str; 3]); 3] = [
         ],
     ),
 ];
+
+/// Kernels on tensor cores for heads of 65 to 128 elements if a multiprocessor has 100 KiB of shared
+/// memory: for scores without a cap, and with one.
+const AMPERE_SMALL: [[&str; 3]; 2] = [
+    ["attention_mma_small_128", "attention_mma_queries_128", "attention_mma_small_keys_128"],
+    [
+        "attention_mma_capped_small_128",
+        "attention_mma_capped_queries_128",
+        "attention_mma_capped_small_keys_128",
+    ],
+];
+
+/// Whether a multiprocessor of this compute capability, from 8.0 on, has 100 KiB of shared memory;
+/// others have at least 164.
+#[must_use]
+pub const fn has_small_shared_memory(sm: u32) -> bool {
+    matches!(sm, 86 | 88 | 89) || sm >= 120
+}
 
 /// Kernels on tensor cores of compute capabilities 7.0 and 7.2, for f16 and scores without a
 /// cap. Later GPUs run their instruction slowly.
@@ -105,9 +124,11 @@ impl AttentionSizes {
         let one_type = tensors.iter().all(|t| t.dtype() == out.dtype());
         let capped = scores.cap.is_some();
         let tensor_cores = if one_type { on_tensor_cores(sm, out.dtype(), capped) } else { &[] };
-        let mma = tensor_cores.iter().find(|(most, _)| head_dim <= *most);
-        let fits = mma.or_else(|| BY_HEAD_DIM.iter().find(|(most, _)| head_dim <= *most));
-        let Some(&(most, kernels)) = fits else {
+        let mma = tensor_cores.iter().find(|(most, _)| head_dim <= *most).copied();
+        let small = has_small_shared_memory(sm) && mma.is_some_and(|(most, _)| most == 128);
+        let mma = if small { Some((128, AMPERE_SMALL[usize::from(capped)])) } else { mma };
+        let fits = mma.or_else(|| BY_HEAD_DIM.into_iter().find(|(most, _)| head_dim <= *most));
+        let Some((most, kernels)) = fits else {
             return Err(format!("heads of {head_dim}; at most {WIDEST_HEAD}"));
         };
         // A tile has 64 rows. On Ampere, the forward kernel holds two tiles of queries, and one
@@ -117,7 +138,9 @@ impl AttentionSizes {
         // tile. The forward kernel holds only slabs, and the backward kernel by queries also holds
         // a tile of d_out. On Ampere, kernels for heads wider than 128 have 8 warps and slabs of 16
         // rows, which take the memory of two tiles once these are in registers. Backward each warp
-        // hands over 256 products of four bytes.
+        // hands over 256 products of four bytes. If shared memory is small, the forward kernel for
+        // heads of 65 to 128 holds the slabs of keys and values alone, and the kernel by keys has
+        // slabs of 16 rows.
         let tile = TILE as u32 * 2 * (most as u32 + 8);
         let handed_over = 8 * 256 * 4;
         let (block, queries, shared_bytes) = match mma {
@@ -125,6 +148,7 @@ impl AttentionSizes {
                 let backward = 2 * tile + handed_over;
                 (256, 2 * TILE, [2 * tile, backward, backward + 2 * 16 * 12])
             }
+            Some(_) if small => (128, TILE, [2 * tile, 2 * tile, 2 * tile + 2 * 16 * 12]),
             Some(_) if sm >= 80 => (128, 2 * TILE, [4 * tile, 2 * tile, 3 * tile + 2 * 32 * 12]),
             Some(_) => (128, TILE, [tile, 2 * tile, 2 * tile + 2 * 16 * 12]),
             None => (256, TILE, [0; 3]),

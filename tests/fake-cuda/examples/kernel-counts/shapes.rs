@@ -40,7 +40,7 @@ pub(crate) struct Config {
     seq_len: usize,
 }
 
-pub(crate) fn configs() -> [Config; 13] {
+pub(crate) fn configs() -> [Config; 15] {
     let (value, blocks) = (Dtype::Bf16, Blocks::Gpt);
     let h100 = Config {
         name: "h100-1.3b",
@@ -66,6 +66,16 @@ pub(crate) fn configs() -> [Config; 13] {
         vocab: 128_256,
         seq_len: 4096,
         ..h100
+    };
+    let qwen3_14b = Config {
+        name: "qwen3-14b 4090",
+        sm: 89,
+        blocks: Blocks::Attention,
+        hidden: 5120,
+        heads: (40, 8),
+        ffn: 17408,
+        vocab: 151_936,
+        ..llama3
     };
     let gemma3 = Config {
         name: "gemma3-12b",
@@ -94,6 +104,7 @@ pub(crate) fn configs() -> [Config; 13] {
         ffn: 36864,
         ..gemma2_9b
     };
+    let gemma2_27b_4090 = Config { name: "gemma2-27b 4090", sm: 89, ..gemma2_27b };
     let dgx2 = Config {
         name: "dgx2-70b",
         sm: 70,
@@ -123,9 +134,11 @@ pub(crate) fn configs() -> [Config; 13] {
     [
         h100,
         llama3,
+        qwen3_14b,
         gemma3,
         gemma2_9b,
         gemma2_27b,
+        gemma2_27b_4090,
         dgx2,
         qwen3_a100,
         qwen3_4090,

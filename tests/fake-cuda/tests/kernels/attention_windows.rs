@@ -5,6 +5,7 @@ use super::rig::{self, Rig, VALUES, noise};
 use super::{DROPOUT, NO_DROPOUT, in_each_type};
 use device::cuda::testing;
 use device::{Arena, Dropout, Dtype, Heads, Op, Plan, Scores};
+use std::collections::HashMap;
 
 /// Samples of attention.
 struct AttentionCase {
@@ -167,6 +168,19 @@ fn windows_on_tensor_cores_agree() {
     check_on_tensor_cores(80, &HALVES, &windows_of(128));
 }
 
+/// Samples of one and of several blocks and slabs, heads that share keys, documents, windows and caps.
+#[test]
+fn heads_of_128_with_small_shared_memory_agree() {
+    let scores = Scores::of(128);
+    let whole = [(1, [1, 1]), (33, [2, 2]), (64, [2, 1]), (131, [4, 1])]
+        .map(|(seq_len, heads)| AttentionCase::new(seq_len, heads, 128, scores));
+    check_on_tensor_cores(86, &HALVES, &whole);
+    let narrower = AttentionCase::new(97, [3, 1], 80, Scores::of(80));
+    check_on_tensor_cores(89, &HALVES, &[narrower]);
+    check_on_tensor_cores(89, &HALVES, &windows_of(128));
+    check_on_tensor_cores(120, &HALVES, &capped_heads_of(128));
+}
+
 #[test]
 fn windows_on_tensor_cores_of_volta_agree() {
     check_on_tensor_cores(70, &[Dtype::F16], &windows_of(64));
@@ -245,8 +259,27 @@ const SHARED_BYTES: [(u32, u32); 8] = [
     (120, 99 << 10),
 ];
 
+/// Registers of each kernel by name and compute capability, as NVRTC compiles it (the page of
+/// estimates, which another test compares with the sources).
+fn registers_of_kernels(page: &str) -> HashMap<(&str, u32), u32> {
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    let mut rows = rows.map(|row| row.split(" | ").collect::<Vec<_>>());
+    let head = rows.find(|row| row[0] == "kernel").unwrap_or_default();
+    let sm: Vec<Option<u32>> =
+        head.iter().map(|cell| cell.strip_prefix("sm_")?.parse().ok()).collect();
+    let rows = rows.take_while(|row| row[0] != "config");
+    let cells = rows.flat_map(|row| {
+        let of_row = row[1..].iter().zip(&sm[1..]);
+        let of_row = of_row.filter_map(|(cell, sm)| Some(((*sm)?, cell.parse().ok()?)));
+        of_row.map(|(sm, registers)| ((row[0], sm), registers)).collect::<Vec<_>>()
+    });
+    cells.collect()
+}
+
 #[test]
 fn every_gpu_has_its_attention_kernels_and_their_shared_memory() {
+    let compiled = registers_of_kernels(include_str!("../../../../benchmarks/kernels.md"));
+    assert!(compiled.contains_key(&("attention_mma_small_128", 89)), "{compiled:?}");
     for dim in [8, 64, 72, 128, 136, 256] {
         let (seq_len, cap) = (300, Some(30.0));
         let heads = Heads { count: 1, kv_count: 1, first: 0, total: 1, seq_len };
@@ -282,6 +315,17 @@ fn every_gpu_has_its_attention_kernels_and_their_shared_memory() {
                         assert_eq!(of_tensor_cores, products, "{name}, {dim} elements, sm_{sm}");
                         let of_caps = name.contains("_capped_");
                         assert_eq!(of_caps, products && capped, "{name}, {dim} elements, sm_{sm}");
+                        let by_queries = name.contains("_queries_");
+                        let small = most == 99 << 10 && (65..=128).contains(&dim) && !by_queries;
+                        assert_eq!(name.contains("_small_"), small, "{name}, {dim}, sm_{sm}");
+                        // A kernel that has no code for this GPU ends at once, with 4 registers.
+                        if let Some(registers) = compiled.get(&(name, sm)) {
+                            assert!(*registers > 64, "{name} on sm_{sm}: {registers} registers");
+                        }
+                        // Two blocks share a multiprocessor, which keeps 1 KiB for each.
+                        if products && sm >= 80 && dim <= 128 {
+                            assert!(launch.shared_bytes <= most / 2 - 512, "{name} on sm_{sm}");
+                        }
                     }
                 }
             }

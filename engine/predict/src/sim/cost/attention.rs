@@ -3,6 +3,7 @@
 use crate::sim::hardware::{AttentionKernels, Gpu};
 use crate::sim::program::{Work, WorkKind};
 use device::Scores;
+use device::cuda::has_small_shared_memory;
 
 /// Queries per tile of the attention kernels, and keys per tile.
 const ATTENTION_TILE: f64 = 64.0;
@@ -19,15 +20,21 @@ struct TensorCoreCost {
     shared: f64,
     /// Clocks of issue, one for four instructions.
     issue: f64,
-    /// Clocks of waits for loads, with 8 warps. If shared memory holds only one block (sm_86, 89
-    /// and 120), 4 warps wait twice as long.
+    /// Clocks of waits for loads, with the 8 warps that a multiprocessor holds.
     latency: f64,
 }
 
-/// Costs of the forward and the backward pass, from compute capability 8.0 on.
+/// Costs of the forward and the backward pass for heads of up to 128 columns, from compute
+/// capability 8.0 on, except those of [`AMPERE_SMALL`].
 const AMPERE: [TensorCoreCost; 2] = [
     TensorCoreCost { shared: 1.86, issue: 1.75, latency: 0.64 },
     TensorCoreCost { shared: 2.55, issue: 1.60, latency: 0.81 },
+];
+
+/// [`AMPERE`] for heads of 65 to 128 columns if a multiprocessor has 100 KiB of shared memory.
+const AMPERE_SMALL: [TensorCoreCost; 2] = [
+    TensorCoreCost { shared: 2.64, issue: 2.07, latency: 1.28 },
+    TensorCoreCost { shared: 2.53, issue: 1.56, latency: 1.16 },
 ];
 
 /// Costs of both passes for heads of more than 128 columns, from compute capability 8.0 on.
@@ -40,6 +47,12 @@ const AMPERE_WIDE: [TensorCoreCost; 2] = [
 const AMPERE_CAPPED: [TensorCoreCost; 2] = [
     TensorCoreCost { shared: 1.86, issue: 4.20, latency: 0.64 },
     TensorCoreCost { shared: 2.62, issue: 3.18, latency: 0.81 },
+];
+
+/// [`AMPERE_SMALL`] for scores with a cap.
+const AMPERE_SMALL_CAPPED: [TensorCoreCost; 2] = [
+    TensorCoreCost { shared: 2.64, issue: 4.51, latency: 1.28 },
+    TensorCoreCost { shared: 2.62, issue: 3.16, latency: 1.16 },
 ];
 
 /// [`AMPERE_WIDE`] for scores with a cap.
@@ -113,8 +126,11 @@ fn own(gpu: &Gpu, work: &Work) -> f64 {
     };
     let pass = usize::from(backward);
     let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len, window) * padded(head_dim);
+    let small = head_dim > 64 && head_dim <= 128 && has_small_shared_memory(gpu.sm);
     let cost = match gpu.sm {
         _ if work.wide => None,
+        80.. if small && capped => Some(&AMPERE_SMALL_CAPPED[pass]),
+        80.. if small => Some(&AMPERE_SMALL[pass]),
         80.. => match (head_dim <= 128, capped) {
             (true, false) => Some(&AMPERE[pass]),
             (true, true) => Some(&AMPERE_CAPPED[pass]),
@@ -133,7 +149,8 @@ fn own(gpu: &Gpu, work: &Work) -> f64 {
     let greatest = product.max(shared).max(issue).max(latency);
     let all = product + shared + issue + latency;
     let clocks = (greatest + OVERLAP * (all - greatest)) * short(seq_len, window, SHORT[pass]);
-    let rows = if gpu.sm >= 80 && !backward { 2.0 * ATTENTION_TILE } else { ATTENTION_TILE };
+    let rows =
+        if gpu.sm >= 80 && !small && !backward { 2.0 * ATTENTION_TILE } else { ATTENTION_TILE };
     let heads = scores as f64 / (seq_len * seq_len) as f64;
     let blocks = heads * (seq_len as f64 / rows).ceil();
     flops / PRODUCT * clocks / (clock * blocks.min(processors))

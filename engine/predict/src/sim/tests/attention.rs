@@ -105,34 +105,53 @@ fn attention_costs_what_its_kernel_executes() {
     };
     near(few(128)[0], few(1000)[0]);
     assert!(few(127)[0] > few(128)[0]);
+    // Blocks of 64 queries of 16 heads: 256. A multiprocessor of sm_89 has 128 lanes.
+    let few = |processors| {
+        seconds_of_attention(Dtype::F16, 16, None, |h| {
+            (h.gpu.sm, h.gpu.processors) = (89, processors);
+            h.gpu.flops_32 = 10e12 / 80.0 * processors as f64;
+            h.gpu.flops_16 = 100e12 / 80.0 * processors as f64;
+        })
+    };
+    near(few(256)[0], few(1000)[0]);
+    assert!(few(255)[0] > few(256)[0]);
 }
 
 #[test]
 fn wide_heads_and_capped_scores_have_clocks_of_their_own_from_sm_80_on() {
     let short = [1484.0 / 1024.0, 1224.0 / 1024.0];
-    let (clock, launches) = (10e12 / (2.0 * 64.0 * 80.0), [2e-6, 6e-6]);
+    let launches = [2e-6, 6e-6];
     let flops = |dim| {
         let square = 16.0 * 1024.0 * 1024.0 * f64::from(dim);
         [2.0, 7.0].map(|products| 2.0 * products * square * 136.0 / 256.0)
     };
-    // Clocks as in attention_costs_what_its_kernel_executes.
-    let seconds = |dim, beside: [[f64; 3]; 2]| {
+    // Clocks as in attention_costs_what_its_kernel_executes, for multiprocessors of so many lanes.
+    let seconds_on = |lanes, dim, beside: [[f64; 3]; 2]| {
+        let (clock, product) = (10e12 / (2.0 * lanes * 80.0), 3.2 * 64.0 / lanes);
         [0, 1].map(|pass| {
-            let all = 3.2 + beside[pass].iter().sum::<f64>();
-            let greatest = beside[pass].into_iter().fold(3.2, f64::max);
+            let all = product + beside[pass].iter().sum::<f64>();
+            let greatest = beside[pass].into_iter().fold(product, f64::max);
             let clocks = (0.55 * greatest + 0.45 * all) * short[pass];
             launches[pass] + flops(dim)[pass] / 4096.0 * clocks / (80.0 * clock)
         })
     };
+    let seconds = |dim, beside| seconds_on(64.0, dim, beside);
     let fp32 = |dim| [0, 1].map(|pass| launches[pass] + flops(dim)[pass] / (0.38 * 10e12));
     let wide = seconds(256, [[2.40, 2.04, 1.33], [2.83, 1.62, 1.51]]);
     let capped = seconds(128, [[1.86, 4.20, 0.64], [2.62, 3.18, 0.81]]);
+    let small = seconds_on(128.0, 128, [[2.64, 2.07, 1.28], [2.53, 1.56, 1.16]]);
+    let small_capped = seconds_on(128.0, 128, [[2.64, 4.51, 1.28], [2.62, 3.16, 1.16]]);
+    let narrow = seconds_on(128.0, 64, [[1.86, 1.75, 0.64], [2.55, 1.60, 0.81]]);
     let wide_capped = seconds(256, [[2.40, 3.26, 1.33], [2.87, 2.47, 1.51]]);
     for (dim, sm, cap, want) in [
         (256, 80, None, wide),
         (192, 80, None, wide),
         (128, 80, Some(50.0), capped),
         (256, 80, Some(50.0), wide_capped),
+        // A multiprocessor with 100 KiB of shared memory has kernels of its own for heads of 128.
+        (128, 86, None, small),
+        (128, 89, Some(50.0), small_capped),
+        (64, 89, None, narrow),
         (128, 70, Some(50.0), fp32(128)),
         (128, 75, Some(50.0), fp32(128)),
         (256, 70, None, fp32(256)),

@@ -41,7 +41,10 @@ fn attention_with(sm: u32, scores: Scores, dim: usize, types: &[Dtype], prefix: 
     } else {
         "256"
     };
-    for kernel in ["", "queries_", "keys_"].map(|part| format!("{prefix}{part}{size}")) {
+    // Kernels by queries are the same if shared memory is small.
+    for part in ["", "queries_", "keys_"] {
+        let of_part = if part == "queries_" { prefix.replace("small_", "") } else { prefix.into() };
+        let kernel = format!("{of_part}{part}{size}");
         assert!(ran.contains_key(&kernel), "{kernel} did not run");
     }
     assert!(ran.contains_key("attention_delta"));
@@ -70,6 +73,14 @@ fn attention_on_tensor_cores() {
         let types = [Dtype::Bf16, Dtype::F16, Dtype::F16];
         attention(80, dim, &types[..if dim % 64 == 0 { 3 } else { 1 }], "attention_mma_", 2e-6);
     }
+}
+
+#[test]
+fn attention_on_tensor_cores_with_small_shared_memory() {
+    let types = [Dtype::Bf16, Dtype::F16, Dtype::F16];
+    attention(89, 128, &types, "attention_mma_small_", 2e-6);
+    let scores = Scores { scale: 0.25, cap: Some(2.0), window: Some(20) };
+    attention_with(89, scores, 80, &types[..2], "attention_mma_capped_small_", 2e-6);
 }
 
 #[test]
@@ -157,7 +168,7 @@ fn sinks_of_attention() {
 fn these_are_all_kernels_of_attention() {
     let count = |file| kernels_of(file).len();
     // Delta, sinks and their gradient, the KV cache, the last columns; forward, queries and keys of 64, 128 and 256, on Volta
-    // of 64 and 128.
-    assert_eq!((count("attention.cu"), count("attention_mma.cu")), (5 + 9, 15));
-    assert_eq!(count("attention_mma_capped.cu"), 9);
+    // of 64 and 128; forward and keys of 128 for small shared memory.
+    assert_eq!((count("attention.cu"), count("attention_mma.cu")), (5 + 9, 9 + 6 + 2));
+    assert_eq!(count("attention_mma_capped.cu"), 9 + 2);
 }
