@@ -34,8 +34,8 @@ const NOT_BUILT: [(&str, &[&str]); 17] = [
 ];
 
 /// Remedy for a folder without the settings of a LoRA.
-const OTHER_FOLDER: &str =
-    "name a folder with the adapter_config.json and adapter_model.safetensors of a LoRA of PEFT";
+const OTHER_FOLDER: &str = "name a folder with the adapter_config.json and adapter_model.safetensors of a LoRA of PEFT; `config.ron` of a run has the settings of the \
+     folder: `--set adapter.from=None` uses these";
 /// Remedy for adapters that onebox does not compute.
 const MERGE: &str = "merge the adapters into their base with `model.merge_and_unload()` of PEFT, save the model, and set `model.from` to its folder; \
                      or train them without this setting";

@@ -1,11 +1,12 @@
 //! Output files that a user names. A user may name a config or a text by mistake, so onebox
 //! replaces only an output of the same kind that it wrote itself.
 
-use super::input;
 use super::path_text::ShownPath;
+use super::{durable, input};
 use rustix::fs::{Access, OFlags, access, fcntl_getfl, fcntl_setfl};
-use std::fs::{self, File, OpenOptions};
-use std::io::{Error, Read, Result};
+use std::ffi::OsStr;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{Error, Read, Result, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -61,6 +62,33 @@ impl Output {
         }
         fcntl_setfl(&file, fcntl_getfl(&file)?.difference(OFlags::NONBLOCK))?;
         Ok(file)
+    }
+
+    /// Writes the whole output. A file at `path` is replaced in one step, so an error, such as a full
+    /// disk, leaves it as it was. What is no file, such as a link, a pipe or a device, is written in
+    /// place; so is a file in a folder where nothing can be created.
+    ///
+    /// # Errors
+    /// Returns the errors of [`create`](Self::create), or the error of the file system.
+    pub fn write(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        self.check(path)?;
+        let found = fs::symlink_metadata(path);
+        let name = path.file_name().filter(|_| found.as_ref().map_or(true, Metadata::is_file));
+        let part = name.map(|name| {
+            let name = [OsStr::new("."), name, OsStr::new(".part")].join(OsStr::new(""));
+            path.with_file_name(name)
+        });
+        let created = part.and_then(|part| Some((durable::create(&part).ok()?, part)));
+        let Some((mut file, part)) = created else {
+            return self.create(path)?.write_all(bytes);
+        };
+        // The new file has the permissions of the old one.
+        let same = found.map_or(Ok(()), |found| file.set_permissions(found.permissions()));
+        let written = same.and_then(|()| file.write_all(bytes)).and_then(|()| file.sync_all());
+        written.and_then(|()| durable::rename(&part, path)).inspect_err(|_| {
+            // The error of the file system counts more than a file that is left.
+            durable::remove(&part).ok();
+        })
     }
 
     /// Checks that [`create`](Self::create) can write `path`, before a command begins its work.

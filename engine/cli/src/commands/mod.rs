@@ -239,6 +239,7 @@ pub fn main() -> ExitCode {
 /// Runs the command of `words`, which begin with the program's name; returns the exit code. In
 /// tests, `watcher` observes the ranks of `train`.
 pub fn run(words: impl IntoIterator<Item = OsString>, watcher: Option<Watcher>) -> u8 {
+    signals::outlive_size_limit();
     let matches = install::command().try_get_matches_from(words);
     let matches = matches.unwrap_or_else(|error| without_option(error).exit());
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
@@ -303,8 +304,7 @@ fn may_write(output: Output, path: &Path) -> Result<(), CommandError> {
 
 /// Writes the result of a command.
 fn write_output(output: Output, path: &Path, text: &str) -> Result<(), CommandError> {
-    let written = output.create(path).and_then(|mut file| file.write_all(text.as_bytes()));
-    written.map_err(|e| unwritten(path, &e))
+    output.write(path, text.as_bytes()).map_err(|e| unwritten(path, &e))
 }
 
 fn unwritten(path: &Path, error: &std::io::Error) -> CommandError {

@@ -88,14 +88,17 @@ impl Interrupt {
     }
 }
 
+/// From now on a write beyond the limit of the size of a file is an error, not the end of the process.
+pub(super) fn outlive_size_limit() {
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
+}
+
 /// Handles signals from now on. Signals that are already ignored, as under `nohup`, stay ignored.
 pub(super) fn hear() -> Signals {
     let (stop, stopping) = (Arc::default(), Arc::default());
     let words = "interrupted before the first step; nothing is lost".to_owned();
     let starting = StartupNotice(Arc::new(Mutex::new(Some(words))));
     stderr::by_thread(&stopping);
-    // With a handler, a write beyond the file size limit is an error, not the end of the process.
-    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let heard = HEARD.into_iter().filter(|signal| !is_ignored(*signal));
     let saves = Arc::new(AtomicBool::new(true));
     let signals = Signals { stop, starting, saves };

@@ -171,6 +171,19 @@ fn a_length_in_epochs_or_steps_is_that_of_the_written_config() {
     assert!(!folder.path("my.ron").exists());
 }
 
+#[test]
+fn an_adapter_is_one_key_of_the_written_config() {
+    let (folder, model) = (with_chats(), model());
+    let more = ["--write", "my.ron", "--data", "chats.jsonl", "--set", "adapter=Lora(rank: 4)"];
+    folder.onebox(&plan(&model, &more)).ok();
+    let text = folder.read("my.ron");
+    assert!(
+        text.contains("adapter: Lora(rank: 4") && text.matches("adapter:").count() == 1,
+        "{text}"
+    );
+    folder.onebox(&["config", "check", "my.ron"]).ok();
+}
+
 /// Paths of a Unix system that are no text, on the command line of `plan` and `train`.
 #[test]
 fn a_path_that_is_not_utf8_is_used_or_refused_in_words() {

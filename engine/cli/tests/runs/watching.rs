@@ -3,6 +3,7 @@
 #![allow(clippy::allow_attributes, reason = "the line above")]
 
 use crate::common::Folder;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -173,6 +174,40 @@ fn a_report_is_one_page_that_loads_nothing_and_shows_every_curve_of_every_run() 
     folder
         .onebox(&["report", "wide", "-o", "tiny.ron"])
         .refused(74, &["no report that onebox wrote"]);
+}
+
+#[test]
+fn a_report_that_cannot_be_written_leaves_the_one_before() {
+    let folder = Folder::new();
+    folder.train("run", &["-q"]).ok();
+    folder.onebox(&["report", "run", "-o", "page.html"]).ok();
+    let before = folder.read("page.html");
+    let names = || {
+        let names = std::fs::read_dir(folder.path("")).unwrap();
+        let mut names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let all = names();
+    // The file system takes 8 blocks of 512 bytes of a file.
+    let limited = |page: &str| {
+        let onebox = env!("CARGO_BIN_EXE_onebox");
+        folder.shell(&format!("ulimit -f 8; exec {onebox} report run run -o {page}"))
+    };
+    limited("page.html").refused(74, &["cannot write page.html", "File too large"]);
+    assert_eq!(folder.read("page.html"), before);
+    limited("other.html").refused(74, &["cannot write other.html"]);
+    assert_eq!(names(), all);
+    // A link is written through, and a page keeps its permissions.
+    std::os::unix::fs::symlink("page.html", folder.path("link.html")).unwrap();
+    let mode = std::fs::Permissions::from_mode(0o640);
+    std::fs::set_permissions(folder.path("page.html"), mode).unwrap();
+    folder.onebox(&["report", "run", "run", "-o", "link.html"]).ok();
+    let through = folder.read("page.html");
+    assert!(through != before && folder.path("link.html").is_symlink());
+    folder.onebox(&["report", "run", "-o", "page.html"]).ok();
+    let mode = std::fs::metadata(folder.path("page.html")).unwrap().permissions().mode();
+    assert_eq!((folder.read("page.html"), mode & 0o777), (before, 0o640));
 }
 
 #[test]

@@ -237,11 +237,22 @@ fn settings(loaded: &LoadedConfig) -> Vec<Setting> {
 }
 
 /// Settings with two parts of a key at most: `offload.optimizer.device_fraction` becomes a part of the
-/// value of `offload.optimizer`, as in `Split(device_fraction: 0.25)`.
+/// value of `offload.optimizer`, as in `Split(device_fraction: 0.25)`. A key with a value of its own
+/// has all its parts in this value, as in `activations: Tiers(host_blocks: 3)`.
 fn folded(mut all: Vec<Setting>) -> Vec<Setting> {
     let parts = |key: &str| key.matches('.').count() + 1;
-    while let Some(most) = all.iter().map(|(key, _)| parts(key)).max().filter(|most| *most > 2) {
-        let inner: Vec<Setting> = all.extract_if(.., |(key, _)| parts(key) == most).collect();
+    loop {
+        let valued: Vec<String> = all.iter().map(|(key, _)| key.clone()).collect();
+        let is_inner = |key: &str| {
+            parts(key) > 2
+                || key
+                    .rsplit_once('.')
+                    .is_some_and(|(outer, _)| valued.iter().any(|key| key == outer))
+        };
+        let most = all.iter().filter(|(key, _)| is_inner(key)).map(|(key, _)| parts(key)).max();
+        let Some(most) = most else { return all };
+        let inner: Vec<Setting> =
+            all.extract_if(.., |(key, _)| parts(key) == most && is_inner(key)).collect();
         for (key, value) in inner {
             let Some((outer, last)) = key.rsplit_once('.') else { continue };
             match all.iter_mut().find(|(key, _)| key == outer) {
@@ -253,7 +264,6 @@ fn folded(mut all: Vec<Setting>) -> Vec<Setting> {
             }
         }
     }
-    all
 }
 
 /// Removes the keys of a section, as they stand in it.
@@ -283,6 +293,10 @@ mod tests {
             ("model.rope.scaling.factor", "8.0"),
             ("model.rope.scaling.original_seq_len", "8192"),
             ("precision", "Bf16"),
+            ("activations", "Tiers"),
+            ("activations.gpu_blocks", "0"),
+            ("activations.host_mlps", "Some(2)"),
+            ("adapter.rank", "4"),
         ];
         let all = all.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let folded: Vec<String> =
@@ -290,6 +304,8 @@ mod tests {
         let expected = [
             "offload.optimizer: Split(device_fraction: 0.25)",
             "precision: Bf16",
+            "activations: Tiers(gpu_blocks: 0, host_mlps: Some(2))",
+            "adapter.rank: 4",
             "model.rope: (theta: 1e6, scaling: Llama3(factor: 8.0, original_seq_len: 8192))",
         ];
         assert_eq!(folded, expected);
