@@ -21,13 +21,12 @@ impl Session<'_> {
         outcome: &Outcome,
     ) -> Result<Option<Arc<Checkpoint>>, CommandError> {
         let Some((from, to)) = outcome.diverged.filter(|_| left > 0) else { return Ok(None) };
-        // Checked before anything is read or removed: the directory may be another run's.
-        self.dir.held().check().map_err(|error| self.moved(&error))?;
         let failed = |error: &dyn Display| {
             let folder = self.dir.folder().path();
             let why = format!("{}: the run cannot be taken back: {error}", folder.shown());
             CommandError::new(code::IO, why)
         };
+        // An error, before anything is read or removed, if the directory is another run's.
         let folder = self.dir.folder().find().map_err(|e| self.moved(&e))?;
         let found = folder.as_deref().map(|folder| checkpoint::newest_until(folder, from - 1));
         let (found, broken) = found.transpose().map_err(|e| failed(&e))?.unwrap_or_default();
