@@ -280,7 +280,7 @@ fn is(t: Tensor, dtype: Dtype) -> Result<(), String> {
     }
 }
 
-pub use attention::{WIDEST_HEAD, has_small_shared_memory};
+pub use attention::{WIDEST_HEAD, is_small_attention};
 pub(crate) use delta::delta_net_scratch_bytes;
 pub(crate) use dense::norm_scratch_bytes;
 pub(crate) use experts::shares_scratch_bytes;

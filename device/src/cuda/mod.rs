@@ -37,7 +37,7 @@ mod watchdog;
 pub use cudnn::FASTER_ON as CUDNN_ATTENTION_ON;
 pub use gpu_overhead::{ACTIVATION_STREAMS, GpuOverhead, STREAMS_PER_RANK};
 pub use gpu_overhead::{GpuMemory, connected, look};
-pub use launch::{Program, WIDEST_HEAD, has_small_shared_memory};
+pub use launch::{Program, WIDEST_HEAD, is_small_attention};
 pub use libraries::LibraryFile;
 pub use matmul_choices::{MatmulChoices, MatmulSelection, TimedSelection};
 pub use memory::{Peers, page_tables, pinned_bytes};

@@ -118,14 +118,8 @@ pub(super) fn write(path: &Path, unfinished: &Path, parts: &[Vec<u8>]) -> io::Re
         return Err(ErrorKind::InvalidInput.into());
     };
     fs::create_dir_all(folder)?;
-    let filled = durable::create(unfinished).and_then(|file| fill(file, parts));
-    let done = filled.and_then(|record| durable::rename(unfinished, path).map(|()| record));
-    if done.is_err() {
-        // The first error is the one to report.
-        drop(fs::remove_file(unfinished));
-    }
-    let name = name.to_string_lossy().into_owned();
-    Ok(FileRecord { name, ..done? })
+    let record = durable::replace(path, unfinished, |file| fill(file, parts))?;
+    Ok(FileRecord { name: name.to_string_lossy().into_owned(), ..record })
 }
 
 /// Writes and syncs the content of a new file; the returned record has no name yet.

@@ -41,6 +41,25 @@ pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
     to.parent().map_or(Ok(()), sync_folder)
 }
 
+/// Creates `unfinished`, which `fill` writes and syncs, and renames it to `path`. An error leaves `path` as
+/// it was, and no `unfinished`.
+///
+/// # Errors
+/// Returns the error of `fill` or of the file system.
+pub fn replace<T>(
+    path: &Path,
+    unfinished: &Path,
+    fill: impl FnOnce(File) -> io::Result<T>,
+) -> io::Result<T> {
+    let filled = create(unfinished).and_then(fill);
+    let done = filled.and_then(|result| rename(unfinished, path).map(|()| result));
+    if done.is_err() {
+        // The first error is the one to report.
+        drop(remove(unfinished));
+    }
+    done
+}
+
 /// Makes the names in a folder durable: those of files that were created, renamed or removed there.
 ///
 /// # Errors

@@ -6,7 +6,7 @@ use super::{durable, input};
 use rustix::fs::{Access, OFlags, access, fcntl_getfl, fcntl_setfl};
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::{Error, Read, Result, Write as _};
+use std::io::{Error, ErrorKind, Read, Result, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -65,30 +65,28 @@ impl Output {
     }
 
     /// Writes the whole output. A file at `path` is replaced in one step, so an error, such as a full
-    /// disk, leaves it as it was. What is no file, such as a link, a pipe or a device, is written in
-    /// place; so is a file in a folder where nothing can be created.
+    /// disk, leaves it as it was. A link, a pipe or a device is written in place; so is a file that only
+    /// its folder forbids to replace.
     ///
     /// # Errors
     /// Returns the errors of [`create`](Self::create), or the error of the file system.
     pub fn write(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         self.check(path)?;
-        let found = fs::symlink_metadata(path);
-        let name = path.file_name().filter(|_| found.as_ref().map_or(true, Metadata::is_file));
-        let part = name.map(|name| {
-            let name = [OsStr::new("."), name, OsStr::new(".part")].join(OsStr::new(""));
-            path.with_file_name(name)
+        let in_place = || self.create(path)?.write_all(bytes);
+        let found = fs::symlink_metadata(path).ok();
+        let name = path.file_name().filter(|_| found.as_ref().is_none_or(Metadata::is_file));
+        let Some(name) = name else { return in_place() };
+        let name = [OsStr::new("."), name, OsStr::new(".part")].join(OsStr::new(""));
+        let replaced = durable::replace(path, &path.with_file_name(name), |mut file| {
+            // The new file has the permissions of the old one.
+            found.map_or(Ok(()), |found| file.set_permissions(found.permissions()))?;
+            file.write_all(bytes)?;
+            file.sync_all()
         });
-        let created = part.and_then(|part| Some((durable::create(&part).ok()?, part)));
-        let Some((mut file, part)) = created else {
-            return self.create(path)?.write_all(bytes);
-        };
-        // The new file has the permissions of the old one.
-        let same = found.map_or(Ok(()), |found| file.set_permissions(found.permissions()));
-        let written = same.and_then(|()| file.write_all(bytes)).and_then(|()| file.sync_all());
-        written.and_then(|()| durable::rename(&part, path)).inspect_err(|_| {
-            // The error of the file system counts more than a file that is left.
-            durable::remove(&part).ok();
-        })
+        match replaced {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => in_place(),
+            replaced => replaced,
+        }
     }
 
     /// Checks that [`create`](Self::create) can write `path`, before a command begins its work.

@@ -65,11 +65,11 @@ const AMPERE_SMALL: [[&str; 3]; 2] = [
     ],
 ];
 
-/// Whether a multiprocessor of this compute capability, from 8.0 on, has 100 KiB of shared memory;
-/// others have at least 164.
+/// Whether 16-bit attention with heads of `head_dim` elements has the kernels for small shared memory:
+/// if a multiprocessor has 100 KiB. From compute capability 8.0 on, the others have at least 164.
 #[must_use]
-pub const fn has_small_shared_memory(sm: u32) -> bool {
-    matches!(sm, 86 | 88 | 89) || sm >= 120
+pub const fn is_small_attention(sm: u32, head_dim: usize) -> bool {
+    (matches!(sm, 86 | 88 | 89) || sm >= 120) && head_dim > 64 && head_dim <= 128
 }
 
 /// Kernels on tensor cores of compute capabilities 7.0 and 7.2, for f16 and scores without a
@@ -125,7 +125,7 @@ impl AttentionSizes {
         let capped = scores.cap.is_some();
         let tensor_cores = if one_type { on_tensor_cores(sm, out.dtype(), capped) } else { &[] };
         let mma = tensor_cores.iter().find(|(most, _)| head_dim <= *most).copied();
-        let small = has_small_shared_memory(sm) && mma.is_some_and(|(most, _)| most == 128);
+        let small = mma.is_some() && is_small_attention(sm, head_dim);
         let mma = if small { Some((128, AMPERE_SMALL[usize::from(capped)])) } else { mma };
         let fits = mma.or_else(|| BY_HEAD_DIM.into_iter().find(|(most, _)| head_dim <= *most));
         let Some((most, kernels)) = fits else {

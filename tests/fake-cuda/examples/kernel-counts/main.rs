@@ -144,12 +144,7 @@ fn report(config: &Config, case: &Case, programs: &mut Programs) {
     let mut memory = memory(&tensors, &op);
     let scale = case.whole as f64 / case.part as f64 * case.times;
     for (at, (launch, part)) in whole.iter().zip(&parts).enumerate() {
-        let sm = match config.sm {
-            ..80 => 70,
-            // These kernels are empty for sm_80.
-            _ if part.kernel.contains("_small_") => 89,
-            _ => 80,
-        };
+        let sm = nvrtc::compiled_for(part.kernel, config.sm);
         let kernel = programs.of(part.kernel, sm).kernel(part.kernel).expect("a kernel");
         let shape = Shape { grid: part.grid, block: part.block, shared_bytes: part.shared_bytes };
         let run = kernel.run(&shape, part.args.slots(), &mut memory).expect("arguments");

@@ -34,17 +34,12 @@ pub(crate) fn compile(name: &str, source: &str, sm: u32) -> Arc<Module> {
     Arc::clone(place.get_or_init(make))
 }
 
-/// The compiled program that holds a kernel. Kernels for small shared memory are empty for sm_80.
+/// The compiled program that holds a kernel.
 fn program_of(kernel: &str, sm: u32) -> Arc<Module> {
     let call = format!(") {kernel}(");
     let mut all = testing::PROGRAMS.iter().chain(offload::PROGRAMS);
     let program = all.find(|program| program.source.contains(&call)).expect("a program");
-    let compiled_for = match sm {
-        ..80 => 70,
-        _ if kernel.contains("_small_") => 89,
-        _ => 80,
-    };
-    compile(program.name, &program.text(), compiled_for)
+    compile(program.name, &program.text(), nvrtc::compiled_for(kernel, sm))
 }
 
 thread_local! {

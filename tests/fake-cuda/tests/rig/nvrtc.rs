@@ -37,6 +37,16 @@ fn text(program: Handle, sizes: &[u8], texts: &[u8]) -> String {
     String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_string()
 }
 
+/// The compute capability for which a kernel that a GPU of `sm` launches is compiled to run here: few, since
+/// each takes seconds. Kernels for small shared memory are empty for 8.0.
+pub(crate) fn compiled_for(kernel: &str, sm: u32) -> u32 {
+    match sm {
+        ..80 => 70,
+        _ if kernel.contains("_small_") => 89,
+        _ => 80,
+    }
+}
+
 /// The PTX of a program for a compute capability, with lines.
 pub(crate) fn ptx(name: &str, source: &str, sm: u32) -> String {
     // One compilation at a time: each needs all the time of a core.

@@ -241,27 +241,23 @@ fn settings(loaded: &LoadedConfig) -> Vec<Setting> {
 /// has all its parts in this value, as in `activations: Tiers(host_blocks: 3)`.
 fn folded(mut all: Vec<Setting>) -> Vec<Setting> {
     let parts = |key: &str| key.matches('.').count() + 1;
+    let is_inner = |all: &[Setting], key: &str| {
+        let is_outer =
+            |(outer, _): &Setting| key.rsplit_once('.').is_some_and(|(of, _)| of == outer);
+        parts(key) > 2 || all.iter().any(is_outer)
+    };
     loop {
-        let valued: Vec<String> = all.iter().map(|(key, _)| key.clone()).collect();
-        let is_inner = |key: &str| {
-            parts(key) > 2
-                || key
-                    .rsplit_once('.')
-                    .is_some_and(|(outer, _)| valued.iter().any(|key| key == outer))
-        };
-        let most = all.iter().filter(|(key, _)| is_inner(key)).map(|(key, _)| parts(key)).max();
-        let Some(most) = most else { return all };
-        let inner: Vec<Setting> =
-            all.extract_if(.., |(key, _)| parts(key) == most && is_inner(key)).collect();
-        for (key, value) in inner {
-            let Some((outer, last)) = key.rsplit_once('.') else { continue };
-            match all.iter_mut().find(|(key, _)| key == outer) {
-                Some((_, text)) => match text.strip_suffix(')') {
-                    Some(open) => *text = format!("{open}, {last}: {value})"),
-                    None => *text = format!("{text}({last}: {value})"),
-                },
-                None => all.push((outer.to_owned(), format!("({last}: {value})"))),
-            }
+        // The first of those with the most parts.
+        let inner = (0..all.len()).rev().filter(|at| is_inner(&all, &all[*at].0));
+        let Some(first) = inner.max_by_key(|at| parts(&all[*at].0)) else { return all };
+        let (key, value) = all.remove(first);
+        let Some((outer, last)) = key.rsplit_once('.') else { return all };
+        match all.iter_mut().find(|(key, _)| key == outer) {
+            Some((_, text)) => match text.strip_suffix(')') {
+                Some(open) => *text = format!("{open}, {last}: {value})"),
+                None => *text = format!("{text}({last}: {value})"),
+            },
+            None => all.push((outer.to_owned(), format!("({last}: {value})"))),
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::sim::hardware::{AttentionKernels, Gpu};
 use crate::sim::program::{Work, WorkKind};
 use device::Scores;
-use device::cuda::has_small_shared_memory;
+use device::cuda::is_small_attention;
 
 /// Queries per tile of the attention kernels, and keys per tile.
 const ATTENTION_TILE: f64 = 64.0;
@@ -126,7 +126,7 @@ fn own(gpu: &Gpu, work: &Work) -> f64 {
     };
     let pass = usize::from(backward);
     let flops = work.flops * ATTENTION_PRODUCTS[pass] * tiled(seq_len, window) * padded(head_dim);
-    let small = head_dim > 64 && head_dim <= 128 && has_small_shared_memory(gpu.sm);
+    let small = is_small_attention(gpu.sm, head_dim);
     let cost = match gpu.sm {
         _ if work.wide => None,
         80.. if small && capped => Some(&AMPERE_SMALL_CAPPED[pass]),

@@ -96,25 +96,18 @@ fn attention_costs_what_its_kernel_executes() {
         got.into_iter().zip(want).for_each(|(got, want)| near(got, want));
     }
     // Blocks of 128 queries of one head: 8, on 80 multiprocessors or on 8.
-    let few = |processors| {
+    let few = |sm, processors| {
         seconds_of_attention(Dtype::F16, 16, None, |h| {
-            h.gpu.processors = processors;
+            (h.gpu.sm, h.gpu.processors) = (sm, processors);
             h.gpu.flops_32 = 10e12 / 80.0 * processors as f64;
             h.gpu.flops_16 = 100e12 / 80.0 * processors as f64;
         })
     };
-    near(few(128)[0], few(1000)[0]);
-    assert!(few(127)[0] > few(128)[0]);
-    // Blocks of 64 queries of 16 heads: 256. A multiprocessor of sm_89 has 128 lanes.
-    let few = |processors| {
-        seconds_of_attention(Dtype::F16, 16, None, |h| {
-            (h.gpu.sm, h.gpu.processors) = (89, processors);
-            h.gpu.flops_32 = 10e12 / 80.0 * processors as f64;
-            h.gpu.flops_16 = 100e12 / 80.0 * processors as f64;
-        })
-    };
-    near(few(256)[0], few(1000)[0]);
-    assert!(few(255)[0] > few(256)[0]);
+    near(few(80, 128)[0], few(80, 1000)[0]);
+    assert!(few(80, 127)[0] > few(80, 128)[0]);
+    // Blocks of 64 queries, if shared memory is small: 16.
+    near(few(89, 256)[0], few(89, 1000)[0]);
+    assert!(few(89, 255)[0] > few(89, 256)[0]);
 }
 
 #[test]
